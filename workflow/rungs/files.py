@@ -1,0 +1,88 @@
+"""Files that are written whole or not at all, and hashes that do not depend on the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rungs.errors import RungsError
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout: `Snakefile`, `kernels/`, `config/`."""
+
+
+@contextlib.contextmanager
+def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary path beside `path`, renamed onto it on success and removed on failure."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(handle)
+    except OSError as error:
+        raise RungsError(f"{path} cannot be written ({error.strerror}): make its folder writable or free some space.") from error
+    temporary = Path(name)
+    try:
+        yield temporary
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise RungsError(f"{path} cannot be written ({error.strerror}): make its folder writable or free some space.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    with whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """A JSON object, or one sentence that says what is wrong with the file."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RungsError(f"{path} does not exist: run the rule that makes it.") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise RungsError(f"{path} is not readable JSON ({error}): delete it and run again.") from None
+    if not isinstance(value, dict):
+        raise RungsError(f"{path} holds a {type(value).__name__} where an object is expected: delete it and run again.")
+    return value
+
+
+def sha256_bytes(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: str | os.PathLike[str]) -> str:
+    try:
+        return sha256_bytes(Path(path).read_bytes())
+    except OSError as error:
+        raise RungsError(f"{path} cannot be read ({error.strerror}).") from None
+
+
+def sha256_json(value: Any) -> str:
+    """Hash of a JSON value in canonical form: sorted keys, no spaces."""
+    return sha256_bytes(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def relative(path: str | os.PathLike[str]) -> str:
+    """`path` as seen from the checkout where it lies in it, unchanged elsewhere; always with forward slashes."""
+    resolved = Path(path).resolve()
+    return resolved.relative_to(ROOT).as_posix() if resolved.is_relative_to(ROOT) else Path(path).as_posix()

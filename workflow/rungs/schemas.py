@@ -1,0 +1,142 @@
+"""Config files and CSVs, checked on write and on read against `workflow/schemas/`."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonschema import Draft202012Validator
+
+from rungs.errors import RungsError
+from rungs.files import ROOT, whole
+
+SCHEMAS = ROOT / "workflow" / "schemas"
+_DTYPES = {"string": "str", "integer": "Int64", "number": "float64", "boolean": "boolean"}
+
+
+@functools.cache
+def load_schema(name: str) -> Mapping[str, Any]:
+    """`workflow/schemas/<name>.schema.yaml`."""
+    return yaml.safe_load((SCHEMAS / f"{name}.schema.yaml").read_text(encoding="utf-8"))
+
+
+def validate(value: Any, name: str, where: str) -> None:
+    """Raises RungsError with the first breach of schema `name` in `value`; `where` says what was read."""
+    errors = sorted(Draft202012Validator(load_schema(name)).iter_errors(value), key=lambda e: [str(p) for p in e.path])
+    if errors:
+        error = errors[0]
+        place = ".".join(str(part) for part in error.absolute_path)
+        description = error.schema.get("description", "") if isinstance(error.schema, dict) else ""
+        raise RungsError(f"{where}{f', key {place}' if place else ''}: {error.message}{f' ({description})' if description else ''}.")
+
+
+def read_yaml(path: Path, schema: str) -> dict[str, Any]:
+    """A YAML file (safe loading only) that is valid by its schema."""
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RungsError(f"{path} is not readable YAML: {' '.join(str(error).split())}.") from None
+    validate(value, schema, str(path))
+    return value
+
+
+def columns(kind: str) -> dict[str, dict[str, Any]]:
+    """Name -> {type, nullable, description, enum ...} of each column of a CSV kind, in file order."""
+    return load_schema(f"csv/{kind}")["columns"]
+
+
+def write_csv(kind: str, frame: Any, path: str | Path) -> None:
+    """Write a DataFrame as CSV `kind`: its columns in the schema's order, whole or not at all.
+
+    Raises RungsError where a column is missing, unknown, of another type or empty against the schema.
+    """
+    declared = columns(kind)
+    unknown = [name for name in frame.columns if name not in declared]
+    missing = [name for name in declared if name not in frame.columns]
+    if unknown or missing:
+        raise RungsError(f"{path}: column {(unknown or missing)[0]!r} is {'unknown to' if unknown else 'missing for'} a {kind} CSV.")
+    text = io.StringIO()
+    frame[list(declared)].to_csv(text, index=False, lineterminator="\n")
+    parse_csv(kind, text.getvalue(), str(path))
+    with whole(path) as temporary:
+        temporary.write_text(text.getvalue(), encoding="utf-8")
+
+
+def read_csv(kind: str, path: str | Path) -> Any:
+    """Read a CSV of that kind into a DataFrame with the schema's dtypes.
+
+    Raises RungsError naming file, row and fix for anything that the schema does not allow.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RungsError(f"{path} does not exist: run `snakemake` to make it.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RungsError(f"{path} cannot be read ({error}): delete it and run again.") from None
+    return parse_csv(kind, text, str(path))
+
+
+def parse_csv(kind: str, text: str, path: str) -> Any:
+    """`read_csv` on the content of a file; `path` is for messages."""
+    import pandas as pd
+
+    fix = "delete the file and run again to make it anew"
+    declared = columns(kind)
+    if not text.endswith("\n"):
+        raise RungsError(f"{path} ends in the middle of a line: {fix}.")
+    lines = text.count("\n") - 1
+    try:
+        raw = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, on_bad_lines="error")
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError) as error:
+        raise RungsError(f"{path} is not a {kind} CSV ({' '.join(str(error).split())}): {fix}.") from None
+    if list(raw.columns) != list(declared):
+        odd = next((a or b for a, b in _zip_longest(list(raw.columns), list(declared)) if a != b), "")
+        raise RungsError(f"{path}: column {odd!r} does not fit a {kind} CSV, whose columns are {', '.join(declared)}: {fix}.")
+    if lines < 1:
+        raise RungsError(f"{path} has no rows: {fix}.")
+    frame = pd.DataFrame(index=raw.index)
+    for name, rule in declared.items():
+        frame[name] = _column(raw[name], name, rule, path, fix)
+    key = load_schema(f"csv/{kind}").get("key")
+    if key and frame.duplicated(key).any():
+        row = int(frame.index[frame.duplicated(key)][0]) + 2
+        raise RungsError(f"{path}, row {row}: the same {', '.join(key)} stands in an earlier row: {fix}.")
+    return frame
+
+
+def _zip_longest(a: list[str], b: list[str]) -> list[tuple[str, str]]:
+    length = max(len(a), len(b))
+    return list(zip(a + [""] * (length - len(a)), b + [""] * (length - len(b)), strict=True))
+
+
+def _column(raw: Any, name: str, rule: Mapping[str, Any], path: str, fix: str) -> Any:
+    import pandas as pd
+
+    empty = raw == ""
+    if rule["type"] == "string":
+        value = raw.astype("str")
+    elif rule["type"] == "boolean":
+        value = raw.map({"True": True, "False": False, "": None}).astype("boolean")
+    else:
+        value = pd.to_numeric(raw.mask(empty, None), errors="coerce")
+        infinite = value.isin([float("inf"), float("-inf")])
+        value = value.mask(infinite, None)
+        if rule["type"] == "integer":
+            value = value.mask(value.notna() & (value % 1 != 0), None)
+    bad = pd.Series(False, index=raw.index) if rule["type"] == "string" else value.isna() & ~empty
+    if not rule.get("nullable", rule["type"] == "string"):
+        bad |= empty
+    if "enum" in rule:
+        bad |= ~raw.isin(rule["enum"]) & ~empty
+    if "exclusive_minimum" in rule:
+        bad |= value.notna() & (value <= rule["exclusive_minimum"]).fillna(False)
+    if bad.any():
+        row = raw.index[bad][0]
+        wanted = f"one of {', '.join(rule['enum'])}" if "enum" in rule else rule["type"]
+        bound = f" above {rule['exclusive_minimum']}" if "exclusive_minimum" in rule else ""
+        raise RungsError(f"{path}, row {row + 2}: {name} is {raw[row]!r}, not {wanted}{bound}: {fix}.")
+    return value.astype(_DTYPES[rule["type"]])

@@ -1,0 +1,278 @@
+"""Experiments, factors, levels, variants, ladders and steps, as the experiment's file declares them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rungs import schemas
+from rungs.errors import Refused, RungsError
+from rungs.files import ROOT
+
+CONFIG = ROOT / "config"
+
+
+@dataclass(frozen=True)
+class Level:
+    """One value of a factor. `requires` names, per other factor, the levels it can be combined with."""
+
+    value: int
+    title: str
+    architectures: tuple[str, ...] = ()
+    requires: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    contract: str | None = None
+
+
+@dataclass(frozen=True)
+class Factor:
+    name: str
+    macro: str
+    title: str
+    levels: Mapping[int, Level]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A full assignment of levels: one binary. `name` follows the experiment's pattern."""
+
+    experiment: str
+    name: str
+    levels: tuple[tuple[str, int], ...]
+
+    def level(self, factor: str) -> int:
+        return dict(self.levels)[factor]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Two rungs that differ in one factor; `label` is `B2>B3`."""
+
+    ladder: str
+    label: str
+    source: str
+    target: str
+    source_variant: Variant
+    target_variant: Variant
+    factor: str
+
+
+@dataclass(frozen=True)
+class Ladder:
+    name: str
+    title: str
+    rungs: Mapping[str, Variant]
+    steps: tuple[Step, ...]
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Device:
+    """An architecture's limits (`config/devices/<arch>.yaml`). Sizes in bytes."""
+
+    arch: str
+    title: str
+    capability: str
+    chip: str
+    smem_per_sm_bytes: int
+    smem_per_block_bytes: int
+    smem_reserved_bytes: int
+    registers_per_sm: int
+    warps_per_sm: int
+    ctas_per_sm: Mapping[str, int]
+    bf16_flop_per_sm_cycle: int
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    question: str
+    kernel: str
+    entry: str
+    pattern: str
+    constants: Mapping[str, int]
+    declared: tuple[str, ...]
+    factors: Mapping[str, Factor]
+    ladders: Mapping[str, Ladder]
+    axes: Mapping[str, tuple[int, ...]]
+    profile_shapes: tuple[tuple[int, ...], ...]
+    floor_variant: Variant
+    quick: Mapping[str, object]
+
+    def variant(self, name: str) -> Variant:
+        """The variant of that name; a rung's name (`B3`) serves too.
+
+        Raises RungsError for a name of another form, a level that does not exist or levels that exclude each other.
+        """
+        for ladder in self.ladders.values():
+            if name in ladder.rungs:
+                return ladder.rungs[name]
+        match = re.fullmatch(re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", re.escape(self.pattern)), name)
+        if not match:
+            rungs = ", ".join(itertools.chain.from_iterable(ladder.rungs for ladder in self.ladders.values()))
+            raise RungsError(
+                f"{name!r} is no variant of {self.name}: a variant is named {self.pattern}, or is one of the rungs {rungs}."
+            )
+        return self.assign({factor: int(value) for factor, value in match.groupdict().items()})
+
+    def assign(self, levels: Mapping[str, int]) -> Variant:
+        """The variant with these levels, each checked against the factor and against what it requires."""
+        unknown = sorted(set(levels) - set(self.factors))
+        missing = sorted(set(self.factors) - set(levels))
+        if unknown or missing:
+            what = f"unknown factor {unknown[0]}" if unknown else f"no level for factor {missing[0]}"
+            raise RungsError(f"Experiment {self.name}: {what}; its factors are {', '.join(self.factors)}.")
+        for name, value in levels.items():
+            known = self.factors[name].levels
+            if value not in known:
+                raise RungsError(
+                    f"Experiment {self.name} has no level {value} of factor {name}: choose one of {', '.join(map(str, known))}."
+                )
+        for name, value in levels.items():
+            for other, allowed in self.factors[name].levels[value].requires.items():
+                if levels[other] not in allowed:
+                    raise RungsError(
+                        f"Level {value} of factor {name} ({self.factors[name].levels[value].title}) requires {other} in"
+                        f" {', '.join(map(str, allowed))}, not {levels[other]}: change one of the two."
+                    )
+        ordered = tuple((name, levels[name]) for name in self.factors)
+        return Variant(self.name, self.pattern.format(**dict(ordered)), ordered)
+
+    def macros(self, variant: Variant, device: Device) -> dict[str, int]:
+        """Every -D macro of the variant's binary on that architecture."""
+        levels = {self.factors[name].macro: value for name, value in variant.levels}
+        return {**self.constants, "CTAS_PER_SM": device.ctas_per_sm[self.name], **levels}
+
+    def check_chip(self, variant: Variant, arch: str) -> None:
+        """Raises Refused (`not on this chip`) where a level needs another architecture."""
+        for name, value in variant.levels:
+            level = self.factors[name].levels[value]
+            if level.architectures and arch not in level.architectures:
+                raise Refused(
+                    f"{variant.name}: {level.title} needs one of {', '.join(level.architectures)}, not {arch}.",
+                    "not on this chip",
+                )
+
+    def contract(self, variant: Variant) -> str:
+        """Variants of one numeric contract give bitwise equal results: they sum K in the same order."""
+        named = [self.factors[name].levels[value].contract for name, value in variant.levels]
+        return next((contract for contract in named if contract), "natural")
+
+    def steps(self) -> list[Step]:
+        return [step for ladder in self.ladders.values() for step in ladder.steps]
+
+    def rung_names(self, variant: Variant) -> list[str]:
+        """The rungs that are this variant, over all ladders, for example `["B3", "S3"]`."""
+        return [rung for ladder in self.ladders.values() for rung, v in ladder.rungs.items() if v == variant]
+
+    def predecessors(self, variant: Variant) -> list[Variant]:
+        """What the variant's job times beside it: where its steps come from, each once, in the ladders' order."""
+        found = [step.source_variant for step in self.steps() if step.target_variant == variant]
+        return list(dict.fromkeys(found))
+
+    def shapes(self) -> list[tuple[int, int, int]]:
+        """(M, N, K) of the sweep, small M = N first."""
+        return [(mn, mn, k) for mn in self.axes["mn"] for k in self.axes["k"]]
+
+
+def experiment_names() -> list[str]:
+    return sorted(path.stem for path in (CONFIG / "experiments").glob("*.yaml"))
+
+
+@functools.cache
+def load_experiment(name: str, folder: Path = CONFIG / "experiments") -> Experiment:
+    """Read and check `config/experiments/<name>.yaml`.
+
+    Raises RungsError for an unknown experiment, a file that breaks the schema and a step that is no step.
+    """
+    path = folder / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
+        raise RungsError(f"There is no experiment {name!r}: choose one of {known}.")
+    return parse_experiment(schemas.read_yaml(path, "experiment"))
+
+
+def parse_experiment(raw: Mapping) -> Experiment:
+    """An Experiment from the content of its file, which is already valid by its schema."""
+    factors = {
+        name: Factor(
+            name,
+            factor["macro"],
+            factor["title"],
+            {
+                value: Level(
+                    value,
+                    level["title"],
+                    tuple(level.get("architectures", ())),
+                    {other: tuple(values) for other, values in level.get("requires", {}).items()},
+                    level.get("contract"),
+                )
+                for value, level in factor["levels"].items()
+            },
+        )
+        for name, factor in raw["factors"].items()
+    }
+    bare = Experiment(
+        name=raw["name"],
+        question=raw["question"],
+        kernel=raw["kernel"],
+        entry=raw["entry"],
+        pattern=raw["variant_name"],
+        constants=raw["constants"],
+        declared=tuple(raw["declared"]),
+        factors=factors,
+        ladders={},
+        axes={axis: tuple(values) for axis, values in raw["axes"].items()},
+        profile_shapes=tuple(tuple(shape) for shape in raw["profile_shapes"]),
+        floor_variant=Variant(raw["name"], "", ()),
+        quick=raw["quick"],
+    )
+    ladders = {name: _ladder(bare, name, ladder) for name, ladder in raw["ladders"].items()}
+    complete = Experiment(**{**vars(bare), "ladders": ladders})
+    return Experiment(**{**vars(complete), "floor_variant": complete.variant(raw["floor_rung"])})
+
+
+def _ladder(experiment: Experiment, name: str, raw: Mapping) -> Ladder:
+    rungs = {rung: experiment.assign({**raw["base"], **levels}) for rung, levels in raw["rungs"].items()}
+    return Ladder(name, raw["title"], rungs, tuple(_step(name, rungs, label) for label in raw["steps"]), tuple(raw["path"]))
+
+
+def _step(ladder: str, rungs: Mapping[str, Variant], label: str) -> Step:
+    source, _, target = label.partition(">")
+    for rung in (source, target):
+        if rung not in rungs:
+            raise RungsError(f"Step {label} of ladder {ladder} names {rung!r}: its rungs are {', '.join(rungs)}.")
+    return make_step(rungs[source], rungs[target], ladder, label, source, target)
+
+
+def make_step(
+    source: Variant, target: Variant, ladder: str = "", label: str = "", source_rung: str = "", target_rung: str = ""
+) -> Step:
+    """A step between two variants.
+
+    Raises RungsError unless exactly one factor differs: two factors in one step cannot be told apart.
+    """
+    label = label or f"{source.name}>{target.name}"
+    differing = [name for (name, a), (_, b) in zip(source.levels, target.levels, strict=True) if a != b]
+    if len(differing) != 1:
+        found = f"differ in {' and '.join(differing)}" if differing else "are the same variant"
+        raise RungsError(
+            f"Step {label}{f' of ladder {ladder}' if ladder else ''} is not one step: its rungs {found};"
+            " a step changes exactly one factor, so put a rung between them or drop the step."
+        )
+    return Step(ladder, label, source_rung or source.name, target_rung or target.name, source, target, differing[0])
+
+
+def architectures() -> list[str]:
+    return sorted((p.stem for p in (CONFIG / "devices").glob("*.yaml")), key=lambda a: int(re.sub(r"\D", "", a)))
+
+
+@functools.cache
+def load_device(arch: str) -> Device:
+    """The limits of an architecture. Raises RungsError for one that has no file."""
+    if arch not in architectures():
+        raise RungsError(f"There is no architecture {arch!r}: choose one of {', '.join(architectures())}.")
+    return Device(**schemas.read_yaml(CONFIG / "devices" / f"{arch}.yaml", "device"))
