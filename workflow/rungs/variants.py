@@ -156,6 +156,23 @@ class Experiment:
                     "not on this chip",
                 )
 
+    def on_chip(self, variant: Variant, arch: str) -> bool:
+        try:
+            self.check_chip(variant, arch)
+        except Refused:
+            return False
+        return True
+
+    def estimable(self) -> list[Variant]:
+        """Every combination of levels that goes together, in the factors' order."""
+        found = []
+        for values in itertools.product(*(factor.levels for factor in self.factors.values())):
+            try:
+                found.append(self.assign(dict(zip(self.factors, values, strict=True))))
+            except RungsError:
+                continue
+        return found
+
     def contract(self, variant: Variant) -> str:
         """Variants of one numeric contract give bitwise equal results: they sum K in the same order."""
         named = [self.factors[name].levels[value].contract for name, value in variant.levels]

@@ -1,0 +1,83 @@
+# rungs: what each GPU data-movement optimisation buys, one factor at a time. `snakemake` alone makes `all`.
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+configfile: "config/config.yaml"
+
+
+include: "workflow/rules/common.smk"
+
+
+# Targets: no output of their own; each lists every CSV as well as what is drawn from them, so that a CSV that was deleted
+# is measured again.
+
+
+rule all:
+    default_target: True
+    input:
+        evidence(),
+        sweeps(),
+        profiles(),
+        figures(),
+        tables(),
+        verdict(),
+
+
+rule ladders:
+    input:
+        evidence(),
+        sweeps(),
+
+
+rule factorial:
+    input:
+        evidence(factorial=True),
+        sweeps(factorial=True),
+
+
+rule sweeps:
+    input:
+        sweeps(),
+
+
+rule profiles:
+    input:
+        profiles(),
+
+
+rule heatmap:
+    input:
+        sweeps(),
+        figures("heatmap"),
+
+
+rule tables:
+    input:
+        sweeps(),
+        profiles(),
+        tables(),
+
+
+rule report:
+    input:
+        sweeps(),
+        profiles(),
+        figures(),
+        tables(),
+
+
+include: "workflow/rules/build.smk"
+include: "workflow/rules/measure.smk"
+include: "workflow/rules/profile.smk"
+include: "workflow/rules/aggregate.smk"
+include: "workflow/rules/report.smk"
+
+
+onsuccess:
+    print(closing_line(), file=sys.stderr)
+
+
+onerror:
+    print(release_clocks(), end="", file=sys.stderr)

@@ -1,0 +1,53 @@
+"""Binaries that several test files look at: each is built once per process, in a folder that goes with it."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rungs.build import Toolchain, build, find_toolchain
+from rungs.files import read_json
+from rungs.variants import Variant, architectures, load_experiment
+
+GEMM = load_experiment("gemm")
+FOLDER = Path(tempfile.mkdtemp(prefix="rungs-binaries-"))
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
+
+
+def ladder_variants() -> list[Variant]:
+    """Every rung of every ladder, each variant once."""
+    rungs = [variant for ladder in GEMM.ladders.values() for variant in ladder.rungs.values()]
+    return sorted(set(rungs), key=lambda variant: variant.name)
+
+
+@functools.cache
+def toolchain() -> Toolchain:
+    return find_toolchain("pip")
+
+
+@functools.cache
+def built(name: str, arch: str) -> Path:
+    """Path of the build manifest; the build's wall time is in `seconds` beside it."""
+    manifest = FOLDER / arch / name / f"{name}.json"
+    start = time.perf_counter()
+    build(name, arch, manifest, toolchain())
+    manifest.with_name("seconds").write_text(str(time.perf_counter() - start))
+    return manifest
+
+
+@functools.cache
+def build_ladders() -> None:
+    """Build all rungs for all architectures, two at a time."""
+    pairs = [(variant.name, arch) for arch in architectures() for variant in ladder_variants()]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda pair: built(*pair), pairs))
+
+
+def manifest_of(name: str, arch: str) -> dict[str, Any]:
+    return read_json(built(name, arch))

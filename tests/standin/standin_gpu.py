@@ -1,0 +1,128 @@
+"""A stand-in for `rungs.gpu`: no GPU, the same Session. Times follow a model with a drifting clock, and faults are ordered.
+
+RUNGS_STANDIN_GPU names a JSON file: {"log": path, "speed": {variant: share of the control}, "faults": {variant: {"kind":
+..., "shape": [m, n, k]}}} with the kinds nan, wrong, nothing, first_only, zero_time, abort, hang. Each measured shape is a
+line `variant m n k` in the log. The results are made up: they test the pipeline and are no measurement.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from rungs import plan as plans
+
+CONTROL = "control"
+PEAK_TFLOPS = 600.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    unwritten: int
+    equal: bool
+    error: float
+    sha256: str
+
+
+class Session:
+    sms = 132
+    l2_bytes = 60 << 20
+
+    def __init__(self, uuid: str) -> None:
+        self.uuid, self.arms, self.launches = uuid, {}, {}
+        path = os.environ.get("RUNGS_STANDIN_GPU")
+        self.script = json.loads(Path(path).read_text()) if path else {}
+        self.now_us, self.random = 0.0, np.random.default_rng(7)
+        self.torch = SimpleNamespace(cuda=SimpleNamespace(synchronize=lambda: None))
+
+    def load_stamp(self, cubin: Path) -> None:
+        assert cubin.stat().st_size > 0
+
+    def load(self, arm, experiment, variant, device, cubin) -> None:
+        assert cubin.stat().st_size > 0
+        plans.smem_bytes(experiment, variant, device)
+        self.arms[arm] = SimpleNamespace(experiment=experiment, variant=variant, device=device)
+
+    def set_problem(self, problem, fill, seed, l2="hot") -> int:
+        self.problem, self.fill, self.launched, self.timed = tuple(problem), fill, 0, False
+        addresses = {"a": 1 << 20, "b": 2 << 20, "c": 3 << 20}
+        for arm in self.arms.values():
+            plans.plan(arm.experiment, arm.variant, arm.device, self.problem, addresses)
+        return 0 if l2 == "hot" else 3 * self.l2_bytes
+
+    def _fault(self, arm: str) -> str:
+        if arm == CONTROL:
+            return self.script.get("faults", {}).get(CONTROL, {}).get("kind", "")
+        fault = self.script.get("faults", {}).get(self.arms[arm].variant.name, {})
+        return fault.get("kind", "") if fault.get("shape", list(self.problem)) == list(self.problem) else ""
+
+    def launch(self, arm, buffer_set=0) -> None:
+        fault = self._fault(arm)
+        if fault == "abort":
+            os.abort()
+        if fault == "hang":
+            time.sleep(3600)
+        self.launched += 1
+
+    def outcome(self, arm, replay=False) -> Outcome:
+        self.launch(arm)
+        fault, cells = self._fault(arm), self.problem[0] * self.problem[1]
+        if fault in ("nan", "nothing") or (fault == "first_only" and replay):
+            return Outcome(cells, False, float("nan"), "0" * 64)
+        if fault == "wrong":
+            return Outcome(0, False, 0.5, "1" * 64)
+        contract = "control" if arm == CONTROL else self.arms[arm].experiment.contract(self.arms[arm].variant)
+        return Outcome(0, True, 1.6e-3, hashlib.sha256(repr((contract, self.problem, self.fill)).encode()).hexdigest())
+
+    # the protocol's Session: a clock that drifts by a fifth, with noise of 0.2 %
+
+    def mhz(self) -> float:
+        return 1750.0 + 180.0 * np.sin(self.now_us / 30000.0)
+
+    def capture(self, arm, launches) -> None:
+        self.launches[arm] = launches
+
+    def replay(self, arm) -> None:
+        m, n, k = self.problem
+        if arm != CONTROL and not self.timed and self.script.get("log"):
+            self.timed = True
+            with open(self.script["log"], "a", encoding="utf-8") as log:
+                log.write(f"{self.arms[arm].variant.name} {m} {n} {k}\n")
+        name = CONTROL if arm == CONTROL else self.arms[arm].variant.name
+        share = 1.0 if arm == CONTROL else self.script.get("speed", {}).get(name, _share(self.arms[arm].variant))
+        time_us = 2.0 * m * n * k / (PEAK_TFLOPS * 1e6 * share) * 1980.0 / self.mhz()
+        time_us = 2.0 + time_us * float(np.exp(self.random.normal(0.0, 0.002)))
+        if self._fault(arm) == "zero_time":
+            time_us = 0.0
+        self.now_us += time_us * self.launches[arm]
+
+    def event(self) -> float:
+        return self.now_us
+
+    def stamp(self) -> float:
+        return self.mhz()
+
+    def wait(self, event) -> None:
+        pass
+
+    def elapsed_us(self, start, end) -> float:
+        return end - start
+
+    def clock_mhz(self, before, after) -> float:
+        return (before + after) / 2
+
+    def describe(self):
+        return {"torch": "stand-in", "cuda": "stand-in", "sms": self.sms, "l2_bytes": self.l2_bytes}
+
+
+def _share(variant) -> float:
+    """Each level that optimises gives a fixed gain, so that every step has a sign."""
+    gains = {"load": 0.06, "stages": 0.05, "swizzle": 0.08, "read": 0.04, "b_layout": 0.02}
+    return 0.25 + sum(gain * variant.level(name) for name, gain in gains.items())

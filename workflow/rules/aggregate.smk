@@ -1,0 +1,41 @@
+rule aggregate:
+    """Turn raw rounds into medians, steps with intervals, and a list of what is missing."""
+    input:
+        measured,
+        experiment="config/experiments/{experiment}.yaml",
+    output:
+        expand(
+            "results/{{results_set}}/data/{{experiment}}/{kind}.csv",
+            kind=["shapes", "steps", "changes", "floor", "counters", "coverage"],
+        ),
+    log:
+        "logs/{results_set}/aggregate/{experiment}.log",
+    conda:
+        "../../envs/environment.yaml"
+    params:
+        python=PYTHON,
+        arch=arch_of,
+        variants=variants_in,
+        code=module_hash("aggregate", "stats", "bootstrap"),
+    shell:
+        "{params.python:q} -m rungs aggregate --results results/{wildcards.results_set:q}"
+        " --experiment {wildcards.experiment:q} --arch {params.arch:q} --variants {params.variants:q} &> {log:q}"
+
+
+rule verdict:
+    """The last rule: fail the run when any variant failed, after everything else is done."""
+    input:
+        evidence=evidence(),
+        coverage=[f"{LIVE}/data/{e}/coverage.csv" for e in run.experiments] if run.gpu else [],
+        rendered=[*figures(), *tables()],
+    output:
+        "results/{live}/data/verdict.json",
+    log:
+        "logs/{live}/verdict.log",
+    conda:
+        "../../envs/environment.yaml"
+    params:
+        python=PYTHON,
+        code=module_hash("verdict"),
+    shell:
+        "{params.python:q} -m rungs verdict {input.evidence:q} {input.coverage:q} --output {output:q} &> {log:q}"

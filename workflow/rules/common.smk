@@ -1,0 +1,197 @@
+# Config, the machine, and the functions that the rules and targets ask for paths and params. No rule stands here.
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+PACKAGE = str(Path(workflow.basedir) / "workflow")
+if PACKAGE not in sys.path:
+    sys.path.insert(0, PACKAGE)
+
+from rungs import build, settings
+from rungs.errors import RungsError
+from rungs.files import ROOT, module_hash
+from rungs.variants import load_device, load_experiment
+from snakemake.exceptions import WorkflowError
+
+settings.export_package(PACKAGE)
+try:
+    run = settings.resolve(config)
+except RungsError as error:
+    raise WorkflowError(str(error))
+
+if workflow.is_main_process:
+    for line in run.notes:
+        print(line, file=sys.stderr)
+
+PYTHON = sys.executable
+LIVE = f"results/{run.results}"
+RECORDED = [f"recorded/{name}" for name in run.recorded]
+
+
+def either(names):
+    """A wildcard's pattern; one that matches nothing where there are no names."""
+    return "|".join(sorted(map(re.escape, names))) or "(?!)"
+
+
+wildcard_constraints:
+    live=either([run.results]),
+    results_set=either([*([run.results] if run.gpu else []), *RECORDED]),
+    arch=either([run.arch]),
+    experiment=either(run.experiments),
+    variant=either({*(v.name for e in run.experiments.values() for v in e.estimable()), build.STAMP}),
+    job="[123]",
+
+
+def all_cores(wildcards):
+    """A measuring job takes every core, so that nothing compiles beside it (a plain workflow.cores breaks --report)."""
+    return workflow.cores or 1
+
+
+def manifest_of(variant):
+    return f"{LIVE}/build/{run.arch}/{variant}/{variant}.json"
+
+
+def binary_of(variant):
+    """Manifest and cubin, as inputs of a measuring rule."""
+    return [manifest_of(variant), manifest_of(variant).removesuffix(".json") + ".cubin"]
+
+
+def variant_of(wildcards):
+    return run.experiments[wildcards.experiment].variant(wildcards.variant)
+
+
+def arms_of(wildcards):
+    """The rung's build manifest first, then those of what is timed beside it."""
+    variant = variant_of(wildcards)
+    return [manifest_of(v.name) for v in [variant, *run.predecessors(wildcards.experiment, variant)]]
+
+
+def cubins_of(wildcards):
+    return [path.removesuffix(".json") + ".cubin" for path in arms_of(wildcards)]
+
+
+def headers_of(wildcards):
+    """The kernel and the headers that it includes: the inputs of a build."""
+    if wildcards.variant == build.STAMP:
+        kernel = "stamp.cu"
+    else:
+        kernel = build.find_variant(wildcards.variant)[0].kernel
+    return [os.path.relpath(ROOT / name) for name in build.sources(kernel)]
+
+
+def compiler(wildcards):
+    """What decides a binary's bytes besides its sources: installing a compiler builds what could not be built without."""
+    try:
+        return json.dumps(build.find_toolchain(run.toolchain).versions())
+    except RungsError as error:
+        return f"none: {error}"
+
+
+def macros(wildcards):
+    """The variant's -D macros; where the architecture lacks it, the reason."""
+    try:
+        return json.dumps(dict(build.unit_of(wildcards.variant, wildcards.arch).macros))
+    except RungsError as error:
+        return str(error)
+
+
+def evidence(factorial=False):
+    return [f"{LIVE}/csv/inspect/{run.arch}/{name}.csv" for name in run.variant_names(factorial)]
+
+
+def sweeps(factorial=False):
+    """Every timing CSV of this run; none without a GPU."""
+    if not run.gpu:
+        return []
+    rungs = [f"{LIVE}/csv/sweep/{e}/{v.name}.csv" for e in run.experiments for v in run.variants(e, factorial)]
+    return rungs + [floor_csv(e, job) for e in run.experiments for job in (1, 2, 3)]
+
+
+def floor_csv(experiment, job):
+    return f"{LIVE}/csv/floor/{experiment}/{job}.csv"
+
+
+def profiles():
+    if not (run.gpu and run.profiling):
+        return []
+    return [f"{LIVE}/csv/profile/{e}/{v.name}.csv" for e in run.experiments for v in run.variants(e)]
+
+
+def rendered_sets():
+    """(set, experiment, ladders) of all that is drawn and tabulated: this run's and the recorded ones."""
+    live = [(run.results, e, run.ladders(e)) for e in run.experiments] if run.gpu else []
+    return live + [(s, e, ladders) for s in RECORDED for e, ladders in settings.recorded_ladders(s).items()]
+
+
+def figures(kind=""):
+    kinds = [kind] if kind else ["heatmap", "ladder"]
+    return [
+        f"results/{s}/figures/{e}/{k}_{ladder}.{ending}"
+        for s, e, ladders in rendered_sets()
+        for ladder in ladders
+        for k in kinds
+        for ending in ("svg", "png")
+    ]
+
+
+def tables():
+    sets = dict.fromkeys(s for s, _, _ in rendered_sets())
+    return [f"results/{s}/md/{e}.md" for s, e, _ in rendered_sets()] + [f"results/{s}/README.md" for s in sets]
+
+
+def verdict():
+    return [f"{LIVE}/data/verdict.json"]
+
+
+def measured(wildcards):
+    """Every CSV and manifest that a set's tables are made from."""
+    if wildcards.results_set != run.results:
+        return settings.recorded_inputs(wildcards.results_set, wildcards.experiment)
+    e = wildcards.experiment
+    csvs = [f"{LIVE}/csv/sweep/{e}/{v.name}.csv" for v in run.variants(e)] + [floor_csv(e, job) for job in (1, 2, 3)]
+    csvs += [f"{LIVE}/csv/profile/{e}/{v.name}.csv" for v in run.variants(e)] if run.profiling else []
+    inspected = [f"{LIVE}/csv/inspect/{run.arch}/{v.name}.csv" for v in run.variants(e)]
+    return csvs + [path.removesuffix(".csv") + ".json" for path in csvs] + inspected
+
+
+def data_of(wildcards, kinds=("shapes", "steps", "changes", "floor", "counters", "coverage")):
+    return [f"results/{wildcards.results_set}/data/{wildcards.experiment}/{kind}.csv" for kind in kinds]
+
+
+def variants_in(wildcards):
+    if wildcards.results_set != run.results:
+        return settings.recorded_variants(wildcards.results_set, wildcards.experiment)
+    return [v.name for v in run.variants(wildcards.experiment)]
+
+
+def arch_of(wildcards):
+    return run.arch if wildcards.results_set == run.results else settings.recorded_arch(wildcards.results_set)
+
+
+def tables_of_set(wildcards):
+    return [f"results/{s}/md/{e}.md" for s, e, _ in rendered_sets() if s == wildcards.results_set]
+
+
+def stale_in(wildcards):
+    """Which recordings the sources have left behind: it stands in every table, so it is a param of each."""
+    from rungs import provenance
+
+    stale = provenance.stale(Path("results") / wildcards.results_set, [wildcards.experiment])
+    return json.dumps(stale, sort_keys=True)
+
+
+def closing_line():
+    """Where to look, after a run that did something."""
+    shown = [path for path in tables() if Path(path).name == "README.md"]
+    return f"rungs: tables and figures are in {' and '.join(shown)}." if shown else "rungs: done."
+
+
+def release_clocks():
+    """A measuring job restores its own clocks; this covers one that was killed."""
+    if not run.gpu:
+        return ""
+    from rungs import clock
+
+    return "".join(f"{line}\n" for line in clock.release())

@@ -1,0 +1,90 @@
+rule plot_heatmap:
+    """Draw each step's gain over K x M=N: one shape alone misleads."""
+    input:
+        data_of,
+    output:
+        report(
+            "results/{results_set}/figures/{experiment}/heatmap_{ladder}.svg",
+            caption="../report/heatmap.rst",
+            category="{experiment}",
+            subcategory="gain of each step",
+            labels={"set": "{results_set}", "ladder": "{ladder}"},
+        ),
+        "results/{results_set}/figures/{experiment}/heatmap_{ladder}.png",
+    log:
+        "logs/{results_set}/plot_heatmap/{experiment}/{ladder}.log",
+    conda:
+        "../../envs/environment.yaml"
+    params:
+        python=PYTHON,
+        code=module_hash("plots"),
+    shell:
+        "{params.python:q} -m rungs plot heatmap --results results/{wildcards.results_set:q}"
+        " --experiment {wildcards.experiment:q} --ladder {wildcards.ladder:q} &> {log:q}"
+
+
+rule plot_ladder:
+    """Draw each rung's share of the control along its ladder."""
+    input:
+        data_of,
+    output:
+        report(
+            "results/{results_set}/figures/{experiment}/ladder_{ladder}.svg",
+            caption="../report/ladder.rst",
+            category="{experiment}",
+            subcategory="share of the control",
+            labels={"set": "{results_set}", "ladder": "{ladder}"},
+        ),
+        "results/{results_set}/figures/{experiment}/ladder_{ladder}.png",
+    log:
+        "logs/{results_set}/plot_ladder/{experiment}/{ladder}.log",
+    conda:
+        "../../envs/environment.yaml"
+    params:
+        python=PYTHON,
+        code=module_hash("plots"),
+    shell:
+        "{params.python:q} -m rungs plot ladder --results results/{wildcards.results_set:q}"
+        " --experiment {wildcards.experiment:q} --ladder {wildcards.ladder:q} &> {log:q}"
+
+
+rule make_tables:
+    """Write an experiment's tables, each with its conclusion and its provenance."""
+    input:
+        data_of,
+    output:
+        report(
+            "results/{results_set}/md/{experiment}.md",
+            caption="../report/tables.rst",
+            category="{experiment}",
+            subcategory="tables",
+            labels={"set": "{results_set}"},
+        ),
+    log:
+        "logs/{results_set}/make_tables/{experiment}.log",
+    conda:
+        "../../envs/environment.yaml"
+    params:
+        python=PYTHON,
+        stale=stale_in,
+        code=module_hash("tables"),
+    shell:
+        "{params.python:q} -m rungs tables --results results/{wildcards.results_set:q}"
+        " --experiment {wildcards.experiment:q} &> {log:q}"
+
+
+rule make_index:
+    """Write the page that leads to a set's tables and figures."""
+    input:
+        tables_of_set,
+    output:
+        "results/{results_set}/README.md",
+    log:
+        "logs/{results_set}/make_index.log",
+    conda:
+        "../../envs/environment.yaml"
+    params:
+        python=PYTHON,
+        code=module_hash("tables"),
+    shell:
+        "{params.python:q} -m rungs tables --results results/{wildcards.results_set:q} &> {log:q}"

@@ -1,0 +1,691 @@
+"""From raw rounds to medians, steps, floors, counters and coverage: `results/<set>/csv` to `results/<set>/data`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from rungs import schemas, stats
+from rungs.errors import RungsError
+from rungs.files import read_json, sha256_file
+from rungs.variants import Device, Experiment, Step, Variant, load_device, load_experiment
+
+Shape = tuple[int, int, int]
+FRAMES = ("shapes", "steps", "changes", "floor", "counters", "coverage")
+CLASSES = ("one wave", "many waves")
+HEADROOM = 1.02
+"""The stamps bracket the sample, so that its clock is known to a little less than this."""
+USED = ("ok", "flagged")
+"""Statuses of a row that was timed; any other is a failure."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A CSV with the manifest beside it, both checked."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    frame: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Recordings:
+    """What a results set holds of one experiment. A variant that was not measured has no entry."""
+
+    sweeps: Mapping[str, Recording]
+    floors: Sequence[Recording]
+    profiles: Mapping[str, Recording]
+    inspects: Mapping[str, pd.DataFrame]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm at one shape. Arrays are (rounds used,), in the order of the rounds."""
+
+    status: str
+    reason: str
+    rounds: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    time_us: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    sm_mhz: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    power_w: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    flagged: int = 0
+
+
+Arms = dict[Shape, dict[str, Arm]]
+
+
+def run(results: Path, experiment_name: str, arch: str, variants: list[str]) -> None:
+    """Write `data/<experiment>/*.csv` of a results set."""
+    frames = aggregate(results, load_experiment(experiment_name), arch, variants)
+    for kind, frame in frames.items():
+        schemas.write_csv(kind, frame, results / "data" / experiment_name / f"{kind}.csv")
+
+
+def aggregate(results: Path, experiment: Experiment, arch: str, variants: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """The six frames of an experiment, by kind. `variants` are those asked for; one without files becomes `not run`.
+
+    Raises RungsError where a file was changed since it was written or recordings do not belong in one table.
+    """
+    device = load_device(arch)
+    asked = [experiment.variant(name) for name in variants]
+    recordings = read_recordings(results, experiment, arch, [variant.name for variant in asked])
+    check_set(recordings, arch)
+    arms = {name: arms_of(recording, device) for name, recording in recordings.sweeps.items()}
+    floor_arms = [arms_of(recording, device) for recording in recordings.floors]
+    shapes = _shapes(experiment, recordings)
+    wrong = disagreements(experiment, recordings.sweeps)
+    for name, shape in wrong:
+        arms[name][shape][name] = Arm("wrong", wrong[name, shape])
+    sms = _sms(recordings)
+    floors = _floors(experiment, device, recordings.floors, floor_arms, sms)
+    steps = [step for step in experiment.steps() if step.target_variant in asked] or experiment.steps()
+    return {
+        "shapes": _frame("shapes", _shape_rows(experiment, asked, shapes, recordings, arms)),
+        "steps": _frame("steps", _step_rows(experiment, device, steps, shapes, recordings, arms, floors, sms)),
+        "changes": _frame("changes", [row for step in steps for row in _changes(step, recordings.inspects)]),
+        "floor": _frame("floor", _floor_rows(floors)),
+        "counters": _frame("counters", _counter_rows(experiment, asked, shapes, recordings.profiles, device.chip)),
+        "coverage": _frame("coverage", _coverage_rows(experiment, asked, shapes, recordings, arms, floor_arms)),
+    }
+
+
+# Reading
+
+
+def read_recordings(results: Path, experiment: Experiment, arch: str, variants: Iterable[str]) -> Recordings:
+    """Read and check every file that a results set has of these variants."""
+    csv = results / "csv"
+    sweeps, profiles, inspects = {}, {}, {}
+    for variant in variants:
+        if (path := csv / "sweep" / experiment.name / f"{variant}.csv").is_file():
+            sweeps[variant] = read_recording("sweep", path, variant)
+        if (path := csv / "profile" / experiment.name / f"{variant}.csv").is_file():
+            profiles[variant] = read_recording("profile", path, variant)
+    for step_variant in {*variants, *(step.source_variant.name for step in experiment.steps())}:
+        if (path := csv / "inspect" / arch / f"{step_variant}.csv").is_file():
+            inspects[step_variant] = schemas.read_csv("inspect", path)
+    folder = csv / "floor" / experiment.name
+    floors = [read_recording("sweep", path, experiment.floor_variant.name) for path in sorted(folder.glob("*.csv"))]
+    return Recordings(sweeps, floors, profiles, inspects)
+
+
+def read_recording(kind: str, path: Path, variant: str) -> Recording:
+    """A CSV of that kind and its manifest.
+
+    Raises RungsError where the CSV is not the one that the manifest was written for, or not of that variant.
+    """
+    manifest_path = path.with_suffix(".json")
+    if not manifest_path.is_file():
+        raise RungsError(f"{path} has no manifest {manifest_path.name} beside it, so nothing says how it was made: {AGAIN}.")
+    manifest = read_json(manifest_path)
+    if manifest.get("csv_sha256") != sha256_file(path):
+        raise RungsError(
+            f"{path} was edited or cut after it was measured (its SHA-256 is not that in {manifest_path.name}): {AGAIN}."
+        )
+    frame = schemas.read_csv(kind, path)
+    for column, expected in (("run_id", manifest.get("run_id")), ("variant", variant)):
+        odd = frame.index[frame[column] != expected]
+        if len(odd):
+            raise RungsError(
+                f"{path}, row {odd[0] + 2}: {column} is {frame[column][odd[0]]}, not {expected}"
+                f" as {'its manifest' if column == 'run_id' else 'its name'} says: {AGAIN}."
+            )
+    return Recording(path, manifest, frame)
+
+
+AGAIN = "delete it and run again to measure it anew"
+
+
+def check_set(recordings: Recordings, arch: str) -> None:
+    """Raises RungsError where recordings differ in something that one table must not mix."""
+    rules: list[tuple[str, str, Sequence[str]]] = [
+        ("fill", "zeros run faster than random numbers, so a table never mixes fills", ("fill",)),
+        ("L2 policy", "a table is hot or cold", ("l2",)),
+        ("GPU", "a results set is of one model", ("gpu", "name")),
+        ("protocol", "rounds of two protocols are not comparable", ("protocol", "hash")),
+        ("data type", "a table has one", ("dtype",)),
+        ("architecture", "a table compares binaries of one", ("arch",)),
+    ]
+    timed = [*recordings.sweeps.values(), *recordings.floors]
+    for recording in timed:
+        control = _at(recording.manifest, ("control", "dtype"))
+        dtype = recording.manifest.get("dtype")
+        if control is not None and control != dtype:
+            raise RungsError(
+                f"{recording.path}: the control ran in {control} and the variant in {dtype}; a share compares one data type:"
+                f" {AGAIN} with a control in {dtype}."
+            )
+        if recording.manifest.get("arch") not in (None, arch):
+            raise RungsError(f"{recording.path} was measured with a binary for {recording.manifest['arch']}, not {arch}: {AGAIN}.")
+    for word, why, keys in rules:
+        group = [*timed, *recordings.profiles.values()] if word == "GPU" else timed
+        found: dict[str, Path] = {}
+        for recording in group:
+            found.setdefault(str(_at(recording.manifest, keys)), recording.path)
+        if len(found) > 1:
+            (first, here), (second, there) = list(found.items())[:2]
+            raise RungsError(
+                f"{there} was measured with {word} {second} and {here.name} with {first}: {why}; delete one of them and run again."
+            )
+
+
+def _at(value: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _sms(recordings: Recordings) -> int | None:
+    found = (_at(r.manifest, ("gpu", "sms")) for r in [*recordings.sweeps.values(), *recordings.floors])
+    return next((int(sms) for sms in found if sms), None)
+
+
+def _shapes(experiment: Experiment, recordings: Recordings) -> list[Shape]:
+    """What was asked of the set: every shape that a job was given, or the experiment's own where no job ran."""
+    given = {
+        (int(shape["m"]), int(shape["n"]), int(shape["k"]))
+        for recording in recordings.sweeps.values()
+        for shape in recording.manifest.get("shapes", [])
+    }
+    given |= {
+        (int(m), int(n), int(k))
+        for recording in recordings.sweeps.values()
+        for m, n, k in recording.frame[["m", "n", "k"]].drop_duplicates().itertuples(index=False)
+    }
+    return sorted(given) or experiment.shapes()
+
+
+def arms_of(recording: Recording, device: Device) -> Arms:
+    """Every arm of a recording at every shape, flagged rows left out and counted, implausible ones refused."""
+    frame = recording.frame
+    sms = _at(recording.manifest, ("gpu", "sms"))
+    column = {
+        name: frame[name].to_numpy(np.float64, na_value=np.nan) for name in ("m", "n", "k", "round", "time_us", "sm_mhz", "power_w")
+    }
+    status, reason = frame["status"].to_numpy(object), frame["reason"].to_numpy(object)
+    untimed = (status == "ok") & np.isnan(column["time_us"])
+    if untimed.any():
+        raise RungsError(f"{recording.path}, row {int(np.argmax(untimed)) + 2}: status is ok without a time_us: {AGAIN}.")
+    tflops = 2 * column["m"] * column["n"] * column["k"] / column["time_us"] / 1e6
+    mhz = np.where(np.isnan(column["sm_mhz"]), _highest_clock(recording), column["sm_mhz"])
+    peak = device.bf16_flop_per_sm_cycle * float(sms or np.nan) * mhz / 1e6
+    implausible = (status == "ok") & (tflops > HEADROOM * peak)
+    arms: Arms = {}
+    for (m, n, k, arm), index in frame.groupby(["m", "n", "k", "arm"], sort=False).indices.items():
+        index = np.sort(index)
+        here = status[index]
+        failed = index[~np.isin(here, USED)]
+        absurd = index[implausible[index]]
+        used = index[here == "ok"]
+        used = used[np.argsort(column["round"][used], kind="stable")]
+        flagged = int((here == "flagged").sum())
+        if len(failed):
+            found = Arm(status[failed[0]], reason[failed[0]], flagged=flagged)
+        elif len(absurd):
+            row = absurd[0]
+            found = Arm(
+                "implausible",
+                f"Round {column['round'][row]:.0f} of {arm} reads {tflops[row]:.0f} TFLOP/s, above the peak of {peak[row]:.0f}"
+                f" at {mhz[row]:.0f} MHz.",
+            )
+        elif not len(used):
+            found = Arm("flagged", f"All {flagged} rounds are flagged: {reason[index[0]]}", flagged=flagged)
+        else:
+            found = Arm(
+                "ok",
+                "",
+                column["round"][used].astype(np.int64),
+                column["time_us"][used],
+                column["sm_mhz"][used],
+                column["power_w"][used],
+                flagged,
+            )
+        arms.setdefault((int(m), int(n), int(k)), {})[arm] = found
+    return arms
+
+
+def _highest_clock(recording: Recording) -> float:
+    """MHz that the plausibility check assumes for a sample without a clock: no peak is lower by it."""
+    supported = [float(mhz) for mhz in _at(recording.manifest, ("clock", "supported_mhz")) or []]
+    measured = recording.frame["sm_mhz"].max()
+    return max([*supported, *([float(measured)] if pd.notna(measured) else [])], default=math.nan)
+
+
+def disagreements(experiment: Experiment, sweeps: Mapping[str, Recording]) -> dict[tuple[str, Shape], str]:
+    """(variant, shape) -> reason, where the result differs from the others of its numeric contract.
+
+    Variants of one contract sum in one order, so that on the same inputs (same torch, same GPU model) they agree to the last
+    bit. Where most agree, the others are wrong; where no side is larger, nothing says which is right and all are.
+    """
+    groups: dict[tuple, dict[str, str]] = defaultdict(dict)
+    for name, recording in sweeps.items():
+        machine = (str(_at(recording.manifest, ("software", "torch"))), str(_at(recording.manifest, ("gpu", "name"))))
+        for shape in recording.manifest.get("shapes", []):
+            if digest := shape.get("result_sha256"):
+                contract = shape.get("contract") or experiment.contract(experiment.variant(name))
+                groups[(contract, (int(shape["m"]), int(shape["n"]), int(shape["k"])), *machine)][name] = digest
+    found = {}
+    for (_, shape, *_), digests in groups.items():
+        ranked = Counter(digests.values()).most_common()
+        majority = None if len(ranked) > 1 and ranked[0][1] == ranked[1][1] else ranked[0][0]
+        for name, digest in digests.items():
+            if digest != majority:
+                other = next(o for o, theirs in digests.items() if theirs != digest and majority in (None, theirs))
+                found[name, shape] = (
+                    f"The result of {name} differs from that of {other}, though both have one numeric contract and the same inputs."
+                )
+    return found
+
+
+# Rows
+
+
+def _frame(kind: str, rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Rows as a frame of that kind, numbers with the digits that they deserve."""
+    frame = pd.DataFrame(rows, columns=list(schemas.columns(kind)))
+    for name, digits in DIGITS.items():
+        if name in frame:
+            frame[name] = frame[name].astype("float64").round(digits)
+    for name, rule in schemas.columns(kind).items():
+        if rule["type"] == "integer":
+            frame[name] = frame[name].astype("Int64")
+    return frame
+
+
+DIGITS = {
+    "time_us": 4,
+    "tflops": 3,
+    "control_tflops": 3,
+    "share_percent": 3,
+    "share_low_percent": 3,
+    "share_high_percent": 3,
+    "sm_mhz": 0,
+    "power_w": 1,
+    "gain_percent": 4,
+    "low_percent": 4,
+    "high_percent": 4,
+    "claim_low_percent": 4,
+    "claim_high_percent": 4,
+    "floor_percent": 4,
+    "within_percent": 4,
+    "between_percent": 4,
+}
+
+
+def _where(shape: Shape) -> dict[str, int]:
+    return dict(zip(("m", "n", "k"), shape, strict=True))
+
+
+def _middle(values: NDArray[np.float64]) -> float | None:
+    """Median of what was read; None where nothing was."""
+    read = values[~np.isnan(values)]
+    return float(np.median(read)) if len(read) else None
+
+
+def _arm(name: str, arm: str, shape: Shape, recordings: Recordings, arms: Mapping[str, Arms]) -> Arm:
+    """That arm in the recording of variant `name`, or why there is none."""
+    if name not in arms:
+        failure = _build_failure(recordings.inspects.get(name))
+        return Arm(failure.status, failure.reason or f"{name} has no sweep CSV.")
+    if found := arms[name].get(shape, {}).get(arm):
+        return found
+    manifest = recordings.sweeps[name].manifest
+    for described in manifest.get("shapes", []):
+        if (described["m"], described["n"], described["k"]) == shape and (reason := described.get("excluded", {}).get(arm)):
+            return Arm("wrong", reason)
+    if reason := manifest.get("not_timed", {}).get(arm):
+        return Arm(_build_failure(recordings.inspects.get(arm)).status, reason)
+    return Arm("not run", f"{arm} was not timed at this shape in the job of {name}.")
+
+
+def _build_failure(inspected: pd.DataFrame | None) -> Arm:
+    """Why there is no binary to time, as the inspect CSV says it."""
+    if inspected is not None:
+        for status, reason in inspected[["status", "reason"]].itertuples(index=False):
+            if status in ("build failed", "not on this chip"):
+                return Arm(status, reason)
+    return Arm("not run", "")
+
+
+def paired(before: Arm, after: Arm) -> NDArray[np.float64]:
+    """log(time before / time after) of the rounds that both arms have, in their order; above 0 where `after` is faster."""
+    _, i, j = np.intersect1d(before.rounds, after.rounds, assume_unique=True, return_indices=True)
+    return np.log(before.time_us[i] / after.time_us[j])
+
+
+def _shape_rows(
+    experiment: Experiment, asked: list[Variant], shapes: list[Shape], recordings: Recordings, arms: Mapping[str, Arms]
+) -> list[dict[str, Any]]:
+    rows = []
+    for variant in asked:
+        recording = recordings.sweeps.get(variant.name)
+        common = {
+            "variant": variant.name,
+            "rungs": " ".join(experiment.rung_names(variant)),
+            "run_id": recording.manifest["run_id"] if recording else "",
+        }
+        for shape in shapes:
+            rung = _arm(variant.name, variant.name, shape, recordings, arms)
+            row: dict[str, Any] = {**common, **_where(shape), "status": rung.status, "reason": rung.reason}
+            if rung.status == "ok":
+                flop = 2 * math.prod(shape)
+                time_us = float(np.median(rung.time_us))
+                row |= {"time_us": time_us, "tflops": flop / time_us / 1e6, "rounds": len(rung.rounds), "flagged": rung.flagged}
+                row |= {"sm_mhz": _middle(rung.sm_mhz), "power_w": _middle(rung.power_w)}
+                control = _arm(variant.name, "control", shape, recordings, arms)
+                if control.status == "ok":
+                    share = stats.median_error(paired(control, rung))
+                    low, high = share.interval()
+                    row |= {"control_tflops": flop / float(np.median(control.time_us)) / 1e6}
+                    row |= _percents("share", 100 * math.exp(share.value), 100 * math.exp(low), 100 * math.exp(high))
+                elif control.status != "not run":
+                    row |= {"status": control.status, "reason": f"Control: {control.reason}"}
+            elif rung.status == "flagged":
+                row["flagged"] = rung.flagged
+            rows.append(row)
+    return rows
+
+
+def _percents(name: str, value: float, low: float, high: float) -> dict[str, float | None]:
+    """Value and interval; no interval where there were too few rounds for one."""
+    bounds = (low, high) if math.isfinite(high) else (None, None)
+    return {f"{name}_percent": value, f"{name}_low_percent": bounds[0], f"{name}_high_percent": bounds[1]}
+
+
+def _step_rows(
+    experiment: Experiment,
+    device: Device,
+    steps: list[Step],
+    shapes: list[Shape],
+    recordings: Recordings,
+    arms: Mapping[str, Arms],
+    floors: Mapping[str, stats.Floor | None],
+    sms: int | None,
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    medians: list[stats.Median | None] = []
+    for step in steps:
+        source, target = step.source_variant.name, step.target_variant.name
+        recording = recordings.sweeps.get(target)
+        uncontrolled = why_not_controlled(step, recordings.inspects)
+        for shape in shapes:
+            row: dict[str, Any] = {"ladder": step.ladder, "step": step.label, "factor": step.factor, **_where(shape)}
+            row |= {"source_variant": source, "target_variant": target, "controlled": not uncontrolled, "verdict": "none"}
+            row |= {"run_id": recording.manifest["run_id"] if recording else "", "status": "ok", "reason": uncontrolled}
+            after = _arm(target, target, shape, recordings, arms)
+            before = _arm(target, source, shape, recordings, arms)
+            own = arms.get(source, {}).get(shape, {}).get(source)
+            if before.status == "ok" and own and own.status == "wrong":
+                before = own
+            median = None
+            failed = next((arm for arm in (after, before) if arm.status != "ok"), None)
+            if failed:
+                row |= {"status": failed.status, "reason": failed.reason}
+            elif not len(ratios := paired(before, after)):
+                row |= {"status": "flagged", "reason": "No round has both rungs unflagged."}
+            else:
+                median = stats.median_error(ratios)
+                row["rounds"] = median.rounds
+            rows.append(row)
+            medians.append(median)
+    claims = Counter(row["ladder"] for row, median in zip(rows, medians, strict=True) if median)
+    for row, median in zip(rows, medians, strict=True):
+        if median:
+            shape_class = _class(experiment, device, (row["m"], row["n"], row["k"]), sms)
+            row |= _judge(median, floors[shape_class], claims[row["ladder"]], row["reason"])
+    return rows
+
+
+def _judge(median: stats.Median, floor: stats.Floor | None, claims: int, reason: str) -> dict[str, Any]:
+    """Gain, intervals, floor and verdict of one step at one shape, on log-ratios, told in percent."""
+    low, high = median.interval()
+    claim_low, claim_high = median.interval(stats.claim_level(claims))
+    row: dict[str, Any] = {"gain_percent": stats.percent(median.value)}
+    if math.isfinite(high):
+        row |= {"low_percent": stats.percent(low), "high_percent": stats.percent(high)}
+        row |= {"claim_low_percent": stats.percent(claim_low), "claim_high_percent": stats.percent(claim_high)}
+    if floor is None:
+        return row | {"reason": reason or "The floor of this shape class was not measured, so that no claim is made."}
+    row |= {"floor_percent": stats.percent(floor.value), "verdict": stats.verdict(claim_low, claim_high, floor.value)}
+    if row["verdict"] == "undecided":
+        row["rounds_to_decide"] = stats.rounds_to_decide(median.value, claim_low, claim_high, floor.value, median.rounds)
+    return row
+
+
+def _class(experiment: Experiment, device: Device, shape: Shape, sms: int | None) -> str:
+    constants = experiment.constants
+    tiles = constants.get("TILE_M", 128), constants.get("TILE_N", 128)
+    return stats.shape_class(shape[0], shape[1], *tiles, device.ctas_per_sm[experiment.name], sms or 1)
+
+
+def _floors(
+    experiment: Experiment, device: Device, floors: Sequence[Recording], floor_arms: Sequence[Arms], sms: int | None
+) -> dict[str, stats.Floor | None]:
+    """Per shape class, what the floor jobs show of the same binary."""
+    twin: dict[str, dict[Shape, list[float]]] = {name: defaultdict(list) for name in CLASSES}
+    control: dict[str, dict[Shape, list[float]]] = {name: defaultdict(list) for name in CLASSES}
+    for recording, arms in zip(floors, floor_arms, strict=True):
+        for shape, here in arms.items():
+            rung = here.get(recording.manifest["variant"])
+            for other, found in (("twin", twin), ("control", control)):
+                if rung and rung.status == "ok" and other in here and len(ratios := paired(here[other], rung)):
+                    found[_class(experiment, device, shape, sms)][shape].append(float(np.median(ratios)))
+    return {name: stats.floor_of(twin[name], control[name], len(floors)) for name in CLASSES}
+
+
+def _floor_rows(floors: Mapping[str, stats.Floor | None]) -> list[dict[str, Any]]:
+    rows = []
+    for name, floor in floors.items():
+        row: dict[str, Any] = {"shape_class": name, "shapes": floor.shapes if floor else 0, "jobs": floor.jobs if floor else 0}
+        if floor:
+            row |= {"floor_percent": stats.percent(floor.value), "within_percent": stats.percent(floor.within)}
+            row["between_percent"] = None if floor.between is None else stats.percent(floor.between)
+        rows.append(row)
+    return rows
+
+
+def _resources(frame: pd.DataFrame | None, kind: str) -> dict[str, float]:
+    if frame is None:
+        return {}
+    rows = frame[(frame["kind"] == kind) & frame["value"].notna()]
+    return dict(zip(rows["name"], rows["value"].astype(float), strict=True))
+
+
+def why_not_controlled(step: Step, inspects: Mapping[str, pd.DataFrame]) -> str:
+    """One sentence where something other than the declared factor may have moved; empty where nothing has."""
+    pair = {step.source: step.source_variant.name, step.target: step.target_variant.name}
+    for rung, name in pair.items():
+        if name not in inspects:
+            return f"Not controlled: {rung} ({name}) has no inspect CSV."
+        bad = inspects[name][~inspects[name]["status"].isin(["ok", ""])]
+        if len(bad):
+            return f"Not controlled: {rung}, {bad['status'].iloc[0]}: {bad['reason'].iloc[0]}"
+    before, after = (_resources(inspects[name], "resource").get("ctas_per_sm") for name in pair.values())
+    if before is None or after is None:
+        return f"Not controlled: {step.source if before is None else step.target} has no ctas_per_sm in its inspect CSV."
+    if before != after:
+        return f"Not controlled: {step.source} has {before:.0f} CTAs per SM and {step.target} {after:.0f}."
+    return ""
+
+
+def _changes(step: Step, inspects: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
+    """What differs between the binaries; registers and CTAs per SM always, so that "the same" is on record too."""
+    frames = inspects.get(step.source_variant.name), inspects.get(step.target_variant.name)
+    rows = []
+    for kind in ("resource", "opcode", "opcode_total"):
+        before, after = (_resources(frame, kind) for frame in frames)
+        always = ("registers", "ctas_per_sm") if kind == "resource" else ()
+        absent = None if kind == "resource" else 0.0
+        for name in dict.fromkeys([*always, *sorted({*before, *after})]):
+            a, b = (
+                None if frame is None else values.get(name, absent) for frame, values in zip(frames, (before, after), strict=True)
+            )
+            if a != b or name in always:
+                rows.append({"ladder": step.ladder, "step": step.label, "kind": kind, "name": name, "before": a, "after": b})
+    return rows
+
+
+def _counter_rows(
+    experiment: Experiment, asked: list[Variant], shapes: list[Shape], profiles: Mapping[str, Recording], chip: str
+) -> list[dict[str, Any]]:
+    from rungs.profile import metrics_for
+
+    wants = {metric.metric: metric.want for metric in metrics_for(chip)} if profiles else {}
+    rows: list[dict[str, Any]] = []
+    for variant in asked:
+        common = {"variant": variant.name, "rungs": " ".join(experiment.rung_names(variant))}
+        if variant.name not in profiles:
+            common |= {"want": "all", "metric": "", "unit": "", "run_id": "", "status": "not run"}
+            rows += [
+                {**common, **_where(shape), "reason": f"{variant.name} has no profile CSV."} for shape in _profiled(experiment, shapes)
+            ]
+            continue
+        frame = profiles[variant.name].frame
+        seen: set[tuple] = set()
+        for record in frame.drop(columns=["experiment", "variant"]).to_dict("records"):
+            metric = str(record["metric"])
+            want = wants.get(metric, metric) or "all"
+            key = (record["m"], record["n"], record["k"])
+            if (key, want) in seen:
+                want = metric
+            seen.add((key, want))
+            value = record["value"]
+            rows.append({**common, **record, "want": want, "value": None if pd.isna(value) else float(value)})
+    return rows
+
+
+def _profiled(experiment: Experiment, shapes: list[Shape]) -> list[Shape]:
+    """Shapes to profile; the experiment's own where none of them was swept."""
+    own = [(int(s[0]), int(s[1]), int(s[2])) for s in experiment.profile_shapes]
+    return [shape for shape in own if shape in shapes] or own
+
+
+def _coverage_rows(
+    experiment: Experiment,
+    asked: list[Variant],
+    shapes: list[Shape],
+    recordings: Recordings,
+    arms: Mapping[str, Arms],
+    floor_arms: Sequence[Arms],
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for variant in asked:
+        name = variant.name
+        inspected = recordings.inspects.get(name)
+        if inspected is None:
+            status, reason = "not run", f"{name} has no inspect CSV."
+        else:
+            status, reason = _worst(inspected)
+        rows.append({"variant": name, "what": "inspect", "m": None, "n": None, "k": None, "status": status, "reason": reason})
+        for shape in shapes:
+            arm = _arm(name, name, shape, recordings, arms)
+            rows.append({"variant": name, "what": "sweep", **_where(shape), "status": arm.status, "reason": arm.reason})
+        profile = recordings.profiles.get(name)
+        if profile is None:
+            status, reason = "not run", f"{name} has no profile CSV."
+            rows += [
+                {"variant": name, "what": "profile", **_where(shape), "status": status, "reason": reason}
+                for shape in _profiled(experiment, shapes)
+            ]
+        else:
+            for (m, n, k), group in profile.frame.groupby(["m", "n", "k"]):
+                counted = (group["status"] == "ok").any()
+                status, reason = ("ok", "") if counted else _worst(group)
+                rows.append(
+                    {"variant": name, "what": "profile", **_where((int(m), int(n), int(k))), "status": status, "reason": reason}
+                )
+    floor_name = experiment.floor_variant.name
+    for shape in shapes:
+        found = [job[shape][floor_name] for job in floor_arms if floor_name in job.get(shape, {})]
+        failed = next((arm for arm in found if arm.status != "ok"), None)
+        arm = failed or (found[0] if found else Arm("not run", "No floor job timed this shape."))
+        rows.append({"variant": floor_name, "what": "floor", **_where(shape), "status": arm.status, "reason": arm.reason})
+    return rows
+
+
+def _worst(frame: pd.DataFrame) -> tuple[str, str]:
+    bad = frame[~frame["status"].isin(["ok", ""])]
+    return (str(bad["status"].iloc[0]), str(bad["reason"].iloc[0])) if len(bad) else ("ok", "")
+
+
+# What a figure or a table says of where its numbers come from
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the manifests of an experiment's recordings say, for captions and provenance lines."""
+
+    device: str
+    gpu: str
+    driver: str
+    clock: str
+    clock_reason: str
+    fill: str
+    l2: str
+    control: str
+    software: str
+    dates: tuple[str, ...]
+    runs: Mapping[str, str]
+    builds: Mapping[str, str]
+    profiled: Mapping[str, str]
+
+
+def facts_of(results: Path, experiment_name: str) -> Facts:
+    """Read the manifests of an experiment in a results set."""
+    csv = results / "csv"
+    sweeps = _manifests(csv / "sweep" / experiment_name)
+    profiles = _manifests(csv / "profile" / experiment_name)
+    every = [*sweeps.values(), *profiles.values()]
+
+    def values(*keys: str) -> str:
+        found = (str(value) for manifest in every if (value := _at(manifest, keys)) not in (None, ""))
+        return ", ".join(dict.fromkeys(found)) or "unknown"
+
+    software = ", ".join(f"{name} {v}" for name in ("torch", "cuda") if (v := values("software", name)) != "unknown")
+    return Facts(
+        device=results.name,
+        gpu=values("gpu", "name"),
+        driver=values("gpu", "driver"),
+        clock=values("clock", "mode"),
+        clock_reason=values("clock", "reason"),
+        fill=values("fill"),
+        l2=values("l2"),
+        control=values("control", "name"),
+        software=software,
+        dates=tuple(sorted({str(m["measured_at"])[:10] for m in sweeps.values() if m.get("measured_at")})),
+        runs={name: str(m.get("run_id")) for name, m in sweeps.items()},
+        builds={name: str(_at(m, ("arms", name, "build_id"))) for name, m in sweeps.items()},
+        profiled={name: str(m.get("run_id")) for name, m in profiles.items()},
+    )
+
+
+def _manifests(folder: Path) -> dict[str, Mapping[str, Any]]:
+    return {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
+
+
+def read_data(results: Path, experiment_name: str) -> dict[str, pd.DataFrame]:
+    """The six frames that `run` wrote."""
+    folder = results / "data" / experiment_name
+    return {kind: schemas.read_csv(kind, folder / f"{kind}.csv") for kind in FRAMES}
+
+
+def mhz_range(shapes: pd.DataFrame) -> str:
+    """Clocks under which the rungs of these rows ran: `1425 to 1980 MHz`."""
+    return f"{_range(shapes['sm_mhz'])} MHz" if shapes["sm_mhz"].notna().any() else "clock not read"
+
+
+def rounds_range(shapes: pd.DataFrame) -> str:
+    return _range(shapes["rounds"]) if shapes["rounds"].notna().any() else "no"
+
+
+def _range(values: pd.Series) -> str:
+    low, high = f"{values.min():.0f}", f"{values.max():.0f}"
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,310 @@
+"""`python -m rungs <verb>`: a thin adapter from arguments to functions. Modules are imported by the verb that needs them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rungs.errors import RungsError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns its exit status. What a user did wrong is one sentence on standard error."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments) or 0)
+    except RungsError as error:
+        print(f"rungs: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 1
+    except KeyboardInterrupt:
+        print("rungs: interrupted.", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m rungs", description="What each GPU data-movement optimisation buys, one factor at a time."
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
+
+    def verb(name: str, run: Any, help: str) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=help, description=help)
+        sub.set_defaults(run=run)
+        return sub
+
+    p = verb("build", _build, "compile one variant into a cubin with its manifest")
+    p.add_argument("--variant", required=True, help="a variant's name, a rung (B3) or `stamp`")
+    p.add_argument("--arch", required=True)
+    p.add_argument("--toolchain", choices=("pip", "system"), default="pip")
+    p.add_argument("--output", type=Path, required=True, help="the manifest; .ptx and .cubin lie beside it")
+    p.add_argument("--failure-is-data", action="store_true", help="exit 0 when the variant does not build: the manifest says why")
+
+    p = verb("inspect", _inspect, "disassemble a binary and check its evidence")
+    p.add_argument("--manifest", type=Path, required=True)
+    p.add_argument("--toolchain", choices=("pip", "system"), default="pip")
+    p.add_argument("--output", type=Path, required=True)
+
+    p = verb("clock", _clock, "decide the clock mode, or release a lock that a killed run left behind")
+    p.add_argument("action", choices=("decide", "release"))
+    p.add_argument("--gpu", help="UUID")
+    p.add_argument("--mode", choices=("auto", "lock", "observe"), default="auto")
+    p.add_argument("--mhz", default="auto")
+    p.add_argument("--output", type=Path)
+
+    p = verb("sweep", _sweep, "check and time one rung over its shapes, interleaved with its predecessors and the control")
+    _measuring(p)
+    p.add_argument("--manifests", type=Path, nargs="+", required=True, help="build manifests: the rung's first")
+    p.add_argument("--stamp", type=Path, required=True, help="build manifest of the stamp kernel")
+    p.add_argument("--settings", type=json.loads, required=True, help="the config's `measure`, as JSON")
+    p.add_argument("--twin", action="store_true", help="time the rung's binary against itself too (A/A)")
+
+    p = verb("profile", _profile, "read a rung's counters with Nsight Compute")
+    _measuring(p)
+    p.add_argument("--manifest", type=Path, required=True)
+    p.add_argument("--ncu", default="auto")
+    p.add_argument("--l2", choices=("hot", "cold"), default="hot")
+
+    p = verb("launch", _launch, "launch a variant three times on random inputs, for a profiler")
+    p.add_argument("--experiment", required=True)
+    p.add_argument("--arch", required=True)
+    p.add_argument("--gpu", required=True, help="UUID")
+    p.add_argument("--manifest", type=Path, required=True)
+    p.add_argument("--shape", type=_shape, required=True, metavar="M,N,K")
+
+    p = verb("measure-job", _measure_job, "the process that `sweep` starts, on a job file")
+    p.add_argument("job", type=Path)
+
+    p = verb("aggregate", _aggregate, "medians, steps, changes, counters and coverage of a results set")
+    p.add_argument("--results", type=Path, required=True)
+    p.add_argument("--experiment", required=True)
+    p.add_argument("--arch", required=True)
+    p.add_argument("--variants", nargs="+", required=True)
+
+    p = verb("plot", _plot, "draw one figure of a results set")
+    p.add_argument("kind", choices=("heatmap", "ladder"))
+    p.add_argument("--results", type=Path, required=True)
+    p.add_argument("--experiment", required=True)
+    p.add_argument("--ladder", required=True)
+
+    p = verb("tables", _tables, "Markdown tables of a results set")
+    p.add_argument("--results", type=Path, required=True)
+    p.add_argument("--experiment", help="write its tables; without it, the page that leads to all of the set's")
+
+    p = verb("verdict", _verdict, "fail when any variant failed, naming each")
+    p.add_argument("inputs", type=Path, nargs="+", help="coverage or inspect CSVs")
+    p.add_argument("--output", type=Path, required=True)
+
+    p = verb("step", _step, "measure one step now and print its verdict")
+    p.add_argument("source", help="a rung (B2) or a variant")
+    p.add_argument("target")
+    p.add_argument("--experiment", default="gemm")
+    p.add_argument("--shape", type=_shape, action="append", metavar="M,N,K", help="may be given several times; default 4096,4096,4096")
+    p.add_argument("--device", default="auto", help="a GPU's slug, index or UUID")
+    p.add_argument("--toolchain", choices=("pip", "system"), default="pip")
+
+    p = verb("trace", _trace, "show where a table's number comes from, and verify each hash on the way")
+    p.add_argument("cell", help="<table>:<rung or step>[:MxNxK], for example results/recorded/h200/md/gemm.md:B3")
+
+    p = verb("status", _status, "list recorded results and those whose source has changed since")
+    p.add_argument("--toolchain", choices=("pip", "system"), default="pip")
+
+    p = verb("record", _record, "promote live results to results/recorded/")
+    p.add_argument("results", type=Path, help="a live set, for example results/h200")
+    p.add_argument("--experiment", default="gemm")
+
+    p = verb("readme", _readme, "write the README's generated blocks from the recorded sets")
+    p.add_argument("--check", action="store_true", help="only say whether they are current; exit 1 when they are not")
+    return parser
+
+
+def _measuring(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--experiment", required=True)
+    p.add_argument("--variant", required=True)
+    p.add_argument("--arch", required=True)
+    p.add_argument("--gpu", required=True, help="UUID")
+    p.add_argument("--clock", type=Path, required=True, help="the clock record")
+    p.add_argument("--shapes", type=json.loads, required=True, help="JSON list of [M, N, K]")
+    p.add_argument("--time-limit", type=float, default=300.0)
+    p.add_argument("--output", type=Path, required=True)
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        shape = tuple(int(part) for part in text.replace("x", ",").split(","))
+    except ValueError:
+        shape = ()
+    if len(shape) != 3 or min(shape) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not M,N,K: give three positive whole numbers, for example 4096,4096,4096")
+    return shape
+
+
+def _build(a: argparse.Namespace) -> int:
+    from rungs import build
+
+    name = a.variant if a.variant == build.STAMP else build.find_variant(a.variant)[1].name
+    manifest = build.build(name, a.arch, a.output, build.find_toolchain(a.toolchain))
+    if manifest["status"] != "ok":
+        print(f"rungs: {manifest['status']}: {manifest['reason']}", file=sys.stderr)
+        return 0 if a.failure_is_data else 1
+    return 0
+
+
+def _inspect(a: argparse.Namespace) -> None:
+    from rungs import inspect
+    from rungs.files import read_json
+
+    manifest = read_json(a.manifest)
+    inspect.run(manifest["variant"], manifest["arch"], a.manifest, a.output, a.toolchain)
+
+
+def _gpu(uuid: str) -> Any:
+    from rungs import clock
+
+    found = clock.choose(uuid)
+    if found is None:
+        raise RungsError(f"GPU {uuid} is not in this machine: measuring needs a GPU.")
+    return found
+
+
+def _clock(a: argparse.Namespace) -> None:
+    from rungs import clock
+    from rungs.files import write_json
+
+    if a.action == "release":
+        print("\n".join(clock.release()) or "No clock lock was left behind.")
+        return
+    if not (a.gpu and a.output):
+        raise RungsError("`clock decide` needs --gpu and --output.")
+    write_json(a.output, clock.decide(_gpu(a.gpu), a.mode, a.mhz))
+
+
+def _sweep(a: argparse.Namespace) -> None:
+    from rungs import measure, protocol
+    from rungs.files import read_json
+    from rungs.variants import load_experiment
+
+    experiment = load_experiment(a.experiment)
+    settings = protocol.Settings(**{k: v for k, v in a.settings.items() if k != "time_limit_s"})
+    manifests = {read_json(path)["variant"]: path for path in a.manifests}
+    measure.supervise(
+        experiment,
+        experiment.variant(a.variant),
+        a.arch,
+        manifests,
+        a.stamp,
+        [tuple(shape) for shape in a.shapes],
+        settings,
+        _gpu(a.gpu),
+        read_json(a.clock),
+        a.time_limit,
+        a.output,
+        twin=a.twin,
+    )
+
+
+def _measure_job(a: argparse.Namespace) -> int:
+    """What goes wrong is one sentence in the file `failure`, for the supervisor, and on standard error."""
+    from rungs import measure
+
+    try:
+        return measure.run_child(a.job)
+    except Exception as error:
+        reason = " ".join((str(error).splitlines() or [type(error).__name__])[0].split())
+        (a.job.parent / "failure").write_text(reason, encoding="utf-8")
+        raise RungsError(reason) from error
+
+
+def _launch(a: argparse.Namespace) -> None:
+    from rungs import gpu, measure
+    from rungs.variants import load_device, load_experiment
+
+    experiment = load_experiment(a.experiment)
+    binary = measure.load_binary(experiment, a.manifest)
+    session = gpu.Session(a.gpu)
+    session.load("rung", experiment, binary.variant, load_device(a.arch), binary.cubin)
+    session.set_problem(a.shape, "normal", 1)
+    for _ in range(3):
+        session.launch("rung")
+    session.torch.cuda.synchronize()
+
+
+def _profile(a: argparse.Namespace) -> None:
+    from rungs import profile
+    from rungs.files import read_json
+    from rungs.variants import load_device, load_experiment
+
+    experiment = load_experiment(a.experiment)
+    profile.profile(
+        experiment,
+        experiment.variant(a.variant),
+        a.arch,
+        a.manifest,
+        [tuple(shape) for shape in a.shapes],
+        a.ncu,
+        load_device(a.arch),
+        _gpu(a.gpu),
+        a.l2,
+        a.output,
+        clock_record=read_json(a.clock),
+        time_limit_s=a.time_limit,
+    )
+
+
+def _aggregate(a: argparse.Namespace) -> None:
+    from rungs import aggregate
+
+    aggregate.run(a.results, a.experiment, a.arch, a.variants)
+
+
+def _plot(a: argparse.Namespace) -> None:
+    from rungs import plots
+
+    plots.run(a.results, a.experiment)
+
+
+def _tables(a: argparse.Namespace) -> None:
+    from rungs import provenance, tables
+
+    tables.run(a.results, a.experiments, provenance.stale(a.results))
+
+
+def _verdict(a: argparse.Namespace) -> int:
+    from rungs import verdict
+
+    return verdict.run(a.inputs, a.output)
+
+
+def _step(a: argparse.Namespace) -> None:
+    from rungs import step
+
+    step.run(a.experiment, a.source, a.target, a.shape or [(4096, 4096, 4096)], a.device, a.toolchain)
+
+
+def _trace(a: argparse.Namespace) -> int:
+    from rungs import provenance
+
+    return provenance.trace(a.cell)
+
+
+def _status(a: argparse.Namespace) -> None:
+    from rungs import provenance
+
+    provenance.print_status()
+
+
+def _record(a: argparse.Namespace) -> None:
+    from rungs import provenance
+
+    provenance.record(a.results, a.experiment)
+
+
+def _readme(a: argparse.Namespace) -> int:
+    from rungs import provenance
+
+    return provenance.readme(check=a.check)

@@ -1,0 +1,301 @@
+"""A real GPU: loads cubins with the driver API, launches plans on torch's stream, and is the protocol's Session."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rungs import plan as plans
+from rungs.errors import RungsError
+from rungs.variants import Device, Experiment, Variant
+
+CONTROL = "control"
+STAMP_SLOTS = 1024
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one launch on a poisoned result left behind. `error` is the relative Frobenius norm; it is NaN where C is."""
+
+    unwritten: int
+    equal: bool
+    error: float
+    sha256: str
+
+
+@dataclass
+class Arm:
+    """A loaded binary. `launches` of the current problem, one per buffer set, are prepared by `set_problem`."""
+
+    experiment: Experiment
+    variant: Variant
+    device: Device
+    function: Any
+    ctas_per_sm: int
+    launches: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class Buffers:
+    """One set of operands: A M x K, B as N x K and as K x N, C M x N; all bf16, row-major, on the GPU."""
+
+    a: Any
+    b_nk: Any
+    b_kn: Any
+    c: Any
+
+    def read_bytes(self) -> int:
+        """Bytes that one launch touches: A, one layout of B and C."""
+        return int(2 * (self.a.numel() + self.b_nk.numel() + self.c.numel()))
+
+
+class Session:
+    """One GPU in this process. Not to be shared between threads."""
+
+    def __init__(self, uuid: str) -> None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = uuid
+        os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
+        import torch
+        from cuda.bindings import driver
+
+        self.torch, self.driver = torch, driver
+        if not torch.cuda.is_available():
+            raise RungsError(f"CUDA does not start on GPU {uuid}: check the driver with nvidia-smi.")
+        torch.cuda.init()
+        torch.backends.cuda.matmul.allow_tf32 = False
+        properties = torch.cuda.get_device_properties(0)
+        self.sms: int = properties.multi_processor_count
+        self.l2_bytes: int = properties.L2_cache_size
+        self.stream = torch.cuda.Stream()
+        torch.cuda.set_stream(self.stream)
+        self.arms: dict[str, Arm] = {}
+        self.graphs: dict[str, Any] = {}
+        self.sets: list[Buffers] = []
+        self.captured = 0  # launches in each graph
+        self._keep: list[Any] = []  # libraries stay loaded while their kernels may run
+
+    # ---- binaries ----------------------------------------------------------------------------------------------------
+
+    def _check(self, result: Any, what: str) -> Any:
+        error, *values = result
+        if error != self.driver.CUresult.CUDA_SUCCESS:
+            name = self.driver.cuGetErrorName(error)[1]
+            raise RungsError(f"{what} failed with {name.decode() if isinstance(name, bytes) else name}.")
+        return values[0] if len(values) == 1 else values
+
+    def _function(self, cubin: Path, entry: str) -> Any:
+        nothing = ([], [], 0)
+        library = self._check(
+            self.driver.cuLibraryLoadFromFile(str(cubin).encode(), *nothing, *nothing), f"Loading {cubin}"
+        )
+        self._keep.append(library)
+        kernel = self._check(self.driver.cuLibraryGetKernel(library, entry.encode()), f"Finding {entry} in {cubin}")
+        return self._check(self.driver.cuKernelGetFunction(kernel), f"Finding {entry} in {cubin}")
+
+    def load_stamp(self, cubin: Path) -> None:
+        """The clock-stamp kernel; its slots hold one row per SM: clock64, globaltimer.
+
+        They lie in pinned host memory, so that reading one does not queue behind the round that is running.
+        """
+        self._stamp_function = self._function(cubin, "stamp")
+        self._stamps = self.torch.zeros((STAMP_SLOTS, self.sms, 2), dtype=self.torch.int64, pin_memory=True)
+        self._next_stamp = 0
+
+    def load(self, arm: str, experiment: Experiment, variant: Variant, device: Device, cubin: Path) -> None:
+        """Load a variant's binary under an arm's name.
+
+        Raises Refused where its shared memory does not fit and RungsError where the occupancy is not the pinned one.
+        """
+        function = self._function(cubin, experiment.entry)
+        smem, attribute = plans.smem_bytes(experiment, variant, device), self.driver.CUfunction_attribute
+        for name, value in (
+            (attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem),
+            (attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
+        ):
+            self._check(self.driver.cuFuncSetAttribute(function, name, value), f"Setting {name.name} of {variant.name}")
+        found = self._check(
+            self.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, plans.threads(experiment), smem),
+            f"Occupancy of {variant.name}",
+        )
+        pinned = device.ctas_per_sm[experiment.name]
+        if found != pinned:
+            raise RungsError(
+                f"{variant.name} gets {found} CTAs per SM on this GPU where {experiment.name} pins {pinned}: occupancy would be"
+                f" a second factor, so correct ctas_per_sm in config/devices/{device.arch}.yaml."
+            )
+        self.arms[arm] = Arm(experiment, variant, device, function, found)
+
+    # ---- problem -----------------------------------------------------------------------------------------------------
+
+    def set_problem(self, problem: tuple[int, int, int], fill: str, seed: int, l2: str = "hot") -> int:
+        """Allocate and fill the operands, compute the reference and prepare every arm's launches.
+
+        `fill` is `normal` or `integer` (-2..2: every fp32 partial sum is exact). `l2` hot has one set of buffers; cold
+        rotates over as many as make at least 2 x L2 pass between two uses of one, and at least two.
+        Returns the bytes touched between two uses of a buffer.
+        """
+        torch, (m, n, k) = self.torch, problem
+        self.graphs.clear()
+        self.sets.clear()
+        generator = torch.Generator(device="cuda").manual_seed(seed)
+
+        def draw(rows: int, columns: int) -> Any:
+            if fill == "integer":
+                drawn = torch.randint(-2, 3, (rows, columns), generator=generator, device="cuda")
+                return drawn.to(torch.bfloat16)
+            return torch.randn((rows, columns), generator=generator, device="cuda").to(torch.bfloat16)
+
+        a, b = draw(m, k), draw(n, k)
+        first = Buffers(a, b, b.t().contiguous(), torch.empty((m, n), dtype=torch.bfloat16, device="cuda"))
+        count = 1 if l2 == "hot" else max(2, 1 + math.ceil(2 * self.l2_bytes / first.read_bytes()))
+        copies = [Buffers(*(t.clone() for t in vars(first).values())) for _ in range(count - 1)]
+        self.sets = [first, *copies]
+        # fp64 for random data; fp32 is exact for the integers, and rounds to bf16 once, as the kernels do.
+        exact = torch.float32 if fill == "integer" else torch.float64
+        self.reference = a.to(exact) @ b.to(exact).t()
+        for arm in self.arms.values():
+            arm.launches = [self._prepare(arm, problem, buffers) for buffers in self.sets]
+        self.torch.cuda.synchronize()
+        return (count - 1) * first.read_bytes()
+
+    def _prepare(self, arm: Arm, problem: tuple[int, int, int], buffers: Buffers) -> Any:
+        """A launch configuration and the kernel's parameters, held by the closure that launches them."""
+        driver = self.driver
+        b = buffers.b_nk if arm.variant.level("b_layout") == 1 else buffers.b_kn
+        addresses = {"a": buffers.a.data_ptr(), "b": b.data_ptr(), "c": buffers.c.data_ptr()}
+        plan = plans.plan(arm.experiment, arm.variant, arm.device, problem, addresses)
+        values: list[Any] = []
+        for parameter in plan.params:
+            if isinstance(parameter, plans.TensorMap):
+                values.append(self._encode(parameter, arm.variant.name))
+            else:
+                value, size = parameter
+                values.append((ctypes.c_uint64 if size == 8 else ctypes.c_uint32)(value))
+        pointers = (ctypes.c_void_p * len(values))(
+            *(v.getPtr() if hasattr(v, "getPtr") else ctypes.addressof(v) for v in values)
+        )
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = plan.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = plan.block
+        config.sharedMemBytes = plan.smem_bytes
+        config.numAttrs = 0
+
+        def launch(held: tuple[Any, ...] = (values, pointers, config)) -> None:
+            config.hStream = self.torch.cuda.current_stream().cuda_stream
+            result = driver.cuLaunchKernelEx(config, arm.function, ctypes.addressof(held[1]), 0)
+            self._check(result, f"Launching {arm.variant.name}")
+
+        return launch
+
+    def _encode(self, tensor_map: plans.TensorMap, name: str) -> Any:
+        driver = self.driver
+        u64, u32 = driver.cuuint64_t, driver.cuuint32_t
+        prefix = "CU_TENSOR_MAP_"
+        return self._check(
+            driver.cuTensorMapEncodeTiled(
+                driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                len(tensor_map.dims),
+                tensor_map.address,
+                [u64(extent) for extent in tensor_map.dims],
+                [u64(stride) for stride in tensor_map.strides],
+                [u32(extent) for extent in tensor_map.box],
+                [u32(1)] * len(tensor_map.dims),
+                driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+                getattr(driver.CUtensorMapSwizzle, f"{prefix}SWIZZLE_{tensor_map.swizzle.upper()}"),
+                getattr(driver.CUtensorMapL2promotion, f"{prefix}L2_PROMOTION_L2_{tensor_map.l2_promotion}"),
+                driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            ),
+            f"Encoding a tensor map of {name}",
+        )
+
+    # ---- launching and checking --------------------------------------------------------------------------------------
+
+    def launch(self, arm: str, buffer_set: int = 0) -> None:
+        if arm == CONTROL:
+            buffers = self.sets[buffer_set]
+            self.torch.matmul(buffers.a, buffers.b_nk.t(), out=buffers.c)
+        else:
+            self.arms[arm].launches[buffer_set]()
+
+    def poison(self) -> None:
+        for buffers in self.sets:
+            buffers.c.fill_(float("nan"))
+
+    def outcome(self, arm: str, replay: bool = False) -> Outcome:
+        """Poison C, launch (or replay the timed graph), and compare every buffer set that was written with the reference."""
+        self.poison()
+        if replay:
+            self.replay(arm)
+        else:
+            self.launch(arm)
+        self.torch.cuda.synchronize()
+        first = self.sets[0].c
+        written = self.sets[: self.captured] if replay else self.sets[:1]
+        unwritten = sum(int(self.torch.isnan(buffers.c).sum()) for buffers in written)
+        expected = self.reference.to(self.torch.bfloat16)
+        difference = (first.to(self.reference.dtype) - self.reference).norm() / self.reference.norm()
+        data = first.view(self.torch.int16).cpu().numpy()
+        equal = all(bool(self.torch.equal(buffers.c, expected)) for buffers in written)
+        return Outcome(unwritten, equal, float(difference), hashlib.sha256(data.tobytes()).hexdigest())
+
+    # ---- the protocol's Session --------------------------------------------------------------------------------------
+
+    def capture(self, arm: str, launches: int) -> None:
+        """A CUDA graph of `launches` back-to-back launches, going round the buffer sets."""
+        self.launch(arm)  # cuBLAS makes its handle and workspace outside the capture
+        self.torch.cuda.synchronize()
+        self.captured = launches
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph, stream=self.stream):
+            for index in range(launches):
+                self.launch(arm, index % len(self.sets))
+        self.graphs[arm] = graph
+
+    def replay(self, arm: str) -> None:
+        self.graphs[arm].replay()
+
+    def event(self) -> Any:
+        event = self.torch.cuda.Event(enable_timing=True)
+        event.record(self.stream)
+        return event
+
+    def stamp(self) -> int:
+        """Queue a stamp; returns its slot, which is overwritten STAMP_SLOTS stamps later."""
+        slot = self._next_stamp
+        self._next_stamp = (slot + 1) % STAMP_SLOTS
+        self._stamps[slot].zero_()
+        target = ctypes.c_uint64(self._stamps[slot].data_ptr())
+        pointer = (ctypes.c_void_p * 1)(ctypes.addressof(target))
+        stream = self.stream.cuda_stream
+        result = self.driver.cuLaunchKernel(
+            self._stamp_function, self.sms, 1, 1, 1, 1, 1, 0, stream, ctypes.addressof(pointer), 0
+        )
+        self._check(result, "Launching the clock stamp")
+        return slot
+
+    def wait(self, event: Any) -> None:
+        event.synchronize()
+
+    def elapsed_us(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) * 1000.0
+
+    def clock_mhz(self, before: int, after: int) -> float | None:
+        """Median over the SMs that both stamps reached of cycles per microsecond."""
+        pair = self._stamps[[before, after]].numpy()
+        both = (pair[0, :, 1] > 0) & (pair[1, :, 1] > pair[0, :, 1])
+        if not both.any():
+            return None
+        cycles, nanoseconds = (pair[1] - pair[0])[both].T
+        ratio = sorted(cycles / nanoseconds * 1000.0)
+        return float(ratio[len(ratio) // 2])
+
+    def describe(self) -> Mapping[str, Any]:
+        """Versions and sizes for the manifest."""
+        torch = self.torch
+        return {"torch": torch.__version__, "cuda": torch.version.cuda, "sms": self.sms, "l2_bytes": self.l2_bytes}

@@ -1,0 +1,381 @@
+"""The sweep of one rung: correctness, then paired rounds at every shape, in a process that can be lost without losing the rest.
+
+`supervise` is the job. It has `run_child` do the work in a warm process, one part file per shape, and when that process
+crashes, hangs or is killed it records the shape it was at and has the others done by another process.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import platform
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rungs import __version__, clock, protocol, schemas, warm
+from rungs.errors import Refused, RungsError
+from rungs.files import ROOT, read_json, sha256_file, write_json
+from rungs.plan import check_problem
+from rungs.variants import Experiment, Variant, load_device, load_experiment
+
+CONTROL = "control"
+TWIN = "twin"
+BOUND = 1e-2
+"""Relative Frobenius error allowed for bf16 results against a float64 reference."""
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Binary:
+    """One variant's binary as its build manifest describes it."""
+
+    variant: Variant
+    cubin: Path
+    manifest: Mapping[str, Any]
+
+    def provenance(self) -> dict[str, str]:
+        return {
+            "variant": self.variant.name,
+            **{key: self.manifest[key] for key in ("build_id", "source_hash", "cubin_sha256")},
+        }
+
+
+def load_binary(experiment: Experiment, manifest_path: Path) -> Binary:
+    """Raises RungsError for a binary that is not the one of its manifest, Refused for a variant that has none."""
+    manifest = read_json(manifest_path)
+    variant = experiment.variant(manifest["variant"])
+    if manifest["status"] != "ok":
+        raise Refused(manifest["reason"], manifest["status"])
+    cubin = manifest_path.with_suffix(".cubin")
+    if sha256_file(cubin) != manifest["cubin_sha256"]:
+        raise RungsError(f"{cubin} is not the binary of {manifest_path}: delete its folder and build it again.")
+    return Binary(variant, cubin, manifest)
+
+
+# ---- the process that measures ---------------------------------------------------------------------------------------
+
+
+def run_child(job_path: Path) -> int:
+    """Measure the shapes of a job file that have no part yet; writes `<index>.json` for each and `session.json`."""
+    from rungs import gpu
+
+    job = read_json(job_path)
+    parts = job_path.parent
+    experiment, device = load_experiment(job["experiment"]), load_device(job["arch"])
+    rung = experiment.variant(job["variant"])
+    settings = protocol.Settings(**job["settings"])
+    chosen = next(g for g in clock.gpus() if g.uuid == job["gpu"])
+    binaries = {name: load_binary(experiment, Path(path)) for name, path in job["binaries"].items()}
+
+    session = gpu.Session(chosen.uuid)
+    session.load_stamp(Path(job["stamp"]).with_suffix(".cubin"))
+    for arm, binary in binaries.items():
+        session.load(arm, experiment, binary.variant, device, binary.cubin)
+    peak = device.bf16_flop_per_sm_cycle * session.sms
+    with clock.held(job["clock"], chosen) as held, clock.Sampler(chosen) as sampler:
+        warm_seconds = settings.warmup_s
+        for index, shape in enumerate(map(tuple, job["shapes"])):
+            part = parts / f"{index}.json"
+            if part.exists():
+                continue
+            (parts / "current").write_text(str(index))
+            started = time.monotonic()
+            try:
+                check_problem(experiment, rung, shape)
+                measured = _measure(session, rung.name, shape, settings, experiment, sampler, held, peak, warm_seconds)
+                warm_seconds = 0.0
+            except Refused as refusal:
+                measured = failed(refusal.status, str(refusal))
+            write_json(part, measured)
+            done = f"{len(measured['samples'])} samples" if measured["status"] == "ok" else measured["reason"]
+            print(f"{rung.name} {'x'.join(map(str, shape))}: {done} in {time.monotonic() - started:.2f} s", flush=True)
+        write_json(parts / "session.json", {**session.describe(), "clock": held.record})
+    return 0
+
+
+def failed(status: str, reason: str) -> dict[str, Any]:
+    return {"status": status, "reason": reason, "samples": [], "shape": {"stop": "failed"}}
+
+
+def _measure(
+    session: Any,
+    rung: str,
+    shape: tuple[int, int, int],
+    settings: protocol.Settings,
+    experiment: Experiment,
+    sampler: Any,
+    held: Any,
+    peak: float,
+    warm_seconds: float,
+) -> dict[str, Any]:
+    """One shape: check every arm, time them, check again."""
+    seed = settings.seed
+    excluded: dict[str, str] = {}
+    session.set_problem(shape, "integer", seed)
+    for arm in session.arms:
+        outcome = session.outcome(arm)
+        if not (outcome.unwritten == 0 and outcome.equal):
+            excluded[arm] = f"{session.arms[arm].variant.name} is wrong on integers whose sums are exact{_extent(outcome)}"
+    between = session.set_problem(shape, "normal", seed + 1, settings.l2)
+    digests: dict[str, str] = {}
+    for arm in (*session.arms, CONTROL):
+        outcome = session.outcome(arm)
+        digests[arm] = outcome.sha256
+        if arm == rung:
+            error = outcome.error
+        if outcome.unwritten or not outcome.error < BOUND:
+            excluded.setdefault(arm, f"{_title(session, arm)} has a relative error of {outcome.error:.2g}{_extent(outcome)}")
+    for arm in session.arms:
+        same = experiment.contract(session.arms[arm].variant) == experiment.contract(session.arms[rung].variant)
+        if same and arm not in excluded and rung not in excluded and digests[arm] != digests[rung]:
+            excluded[rung] = f"{rung} and {session.arms[arm].variant.name} share a numeric contract but differ in their bits"
+    for needed in (rung, CONTROL):
+        if needed in excluded:
+            return failed("wrong", f"{excluded[needed]}.")
+
+    arms = [arm for arm in (*session.arms, CONTROL) if arm not in excluded]
+    launches = protocol.choose_launches(session, arms, settings.sample_us)
+    if warm_seconds:
+        protocol.warm_up(session, arms, warm_seconds)
+    samples, stop = protocol.run_rounds(
+        session, rung, arms, launches, settings, shape, lambda: protocol.Condition(*sampler.read()), held.locked_mhz
+    )
+    for arm in arms:
+        outcome = session.outcome(arm, replay=True)
+        if outcome.unwritten or outcome.sha256 != digests[arm]:
+            reason = f"{_title(session, arm)} gives another result after timing than before{_extent(outcome)}."
+            if arm in (rung, CONTROL):
+                return failed("wrong", reason)
+            excluded[arm] = reason
+            samples = [sample for sample in samples if sample.arm != arm]
+    m, n, k = shape
+    described = {
+        "launches": launches,
+        "rounds": max(sample.round for sample in samples),
+        "stop": stop,
+        "bytes_between_uses": between,
+        "error": float(f"{error:.3g}"),
+        "result_sha256": digests[rung],
+        "contract": experiment.contract(session.arms[rung].variant),
+        "excluded": excluded,
+    }
+    for sample in samples:
+        flop = 2.0 * m * n * k
+        if sample.time_us <= 0 or (sample.sm_mhz and flop / sample.time_us > peak * sample.sm_mhz * 1.02):
+            reason = (
+                f"{sample.arm} at {m}x{n}x{k}: {sample.time_us:.3f} us is faster than the peak of {peak:.0f} FLOP per cycle"
+                f" at {sample.sm_mhz or 0:.0f} MHz."
+            )
+            return {**failed("implausible", reason), "shape": described}
+    return {"status": "ok", "reason": "", "samples": [asdict(sample) for sample in samples], "shape": described}
+
+
+def _extent(outcome: Any) -> str:
+    return f" ({outcome.unwritten} elements are NaN or were not written)" if outcome.unwritten else ""
+
+
+def _title(session: Any, arm: str) -> str:
+    return "the control" if arm == CONTROL else session.arms[arm].variant.name
+
+
+# ---- the job ---------------------------------------------------------------------------------------------------------
+
+
+def supervise(
+    experiment: Experiment,
+    rung: Variant,
+    arch: str,
+    manifests: Mapping[str, Path],
+    stamp: Path,
+    shapes: Sequence[tuple[int, int, int]],
+    settings: protocol.Settings,
+    gpu: clock.Gpu,
+    clock_record: Mapping[str, Any],
+    time_limit_s: float,
+    output: Path,
+    twin: bool = False,
+) -> None:
+    """Measure one rung over all shapes and write its CSV and, beside it, its manifest.
+
+    `manifests` maps variant names to build manifests: the rung's and its predecessors'. What goes wrong with a shape is a
+    row with its status and reason. Raises RungsError only where nothing could be written.
+    """
+    run_id = secrets.token_hex(4)
+    binaries, excluded = {}, {}
+    for name, path in manifests.items():
+        try:
+            binaries[name] = load_binary(experiment, path)
+        except Refused as refusal:
+            excluded[name] = (refusal.status, str(refusal))
+    if rung.name in excluded:
+        parts = [failed(*excluded[rung.name]) for _ in shapes]
+        session: dict[str, Any] = {}
+    else:
+        job = {
+            "experiment": experiment.name,
+            "variant": rung.name,
+            "arch": arch,
+            "gpu": gpu.uuid,
+            "shapes": [list(shape) for shape in shapes],
+            "settings": asdict(settings),
+            "clock": clock_record,
+            "stamp": str(stamp.resolve()),
+            "binaries": {name: str(manifests[name].resolve()) for name in binaries},
+        }
+        if twin:
+            job["binaries"][TWIN] = job["binaries"][rung.name]
+        with clock.exclusive(gpu.uuid):
+            parts, session = _collect(job, time_limit_s)
+    rows = [row for shape, part in zip(shapes, parts, strict=True) for row in _rows(run_id, experiment, rung, shape, part)]
+    manifest = {
+        "kind": "sweep",
+        "run_id": run_id,
+        "experiment": experiment.name,
+        "variant": rung.name,
+        "rungs": experiment.rung_names(rung),
+        "arch": arch,
+        "arms": {name: binary.provenance() for name, binary in binaries.items()},
+        "not_timed": {name: reason for name, (_, reason) in excluded.items()},
+        "control": {"name": "torch.matmul", "dtype": "bfloat16", "layout": "NT"},
+        "dtype": "bfloat16",
+        "fill": "normal",
+        "l2": settings.l2,
+        "gpu": {**gpu.as_json(), "sms": session.get("sms"), "l2_bytes": session.get("l2_bytes")},
+        "clock": session.get("clock", dict(clock_record)),
+        "protocol": settings.as_json(),
+        "software": software(session),
+        "measured_at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "shapes": [dict(zip("mnk", shape, strict=True)) | part["shape"] for shape, part in zip(shapes, parts, strict=True)],
+    }
+    write_result("sweep", rows, manifest, output)
+
+
+def write_result(kind: str, rows: Sequence[Mapping[str, Any]], manifest: dict[str, Any], output: Path) -> None:
+    """A CSV and, beside it, the manifest that carries its hash: both or, if the second fails, neither."""
+    import pandas as pd
+
+    schemas.write_csv(kind, pd.DataFrame(rows, columns=list(schemas.columns(kind))), output)
+    try:
+        write_json(output.with_suffix(".json"), {**manifest, "csv_sha256": sha256_file(output)})
+    except BaseException:
+        output.unlink(missing_ok=True)
+        raise
+
+
+def _collect(job: dict[str, Any], time_limit_s: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Run child processes until every shape has a part; a shape that one is lost at is not tried again."""
+    folder = Path(tempfile.mkdtemp(prefix="rungs-job-"))
+    try:
+        write_json(folder / "job.json", job)
+        paths = [folder / f"{index}.json" for index in range(len(job["shapes"]))]
+        while any(not path.exists() for path in paths):
+            status, reason = _run_once(folder, paths, time_limit_s)
+            if not status:
+                continue
+            try:
+                lost = int((folder / "current").read_text())
+            except (OSError, ValueError):
+                lost = -1
+            if lost < 0 or paths[lost].exists():  # before the first shape, or after the last: another try would end the same
+                for path in paths:
+                    if not path.exists():
+                        write_json(path, failed(status, reason))
+            else:
+                write_json(paths[lost], failed(status, reason))
+        session = read_json(folder / "session.json") if (folder / "session.json").exists() else {}
+        return [read_json(path) for path in paths], session
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run_once(folder: Path, paths: Sequence[Path], time_limit_s: float) -> tuple[str, str]:
+    """One child; returns `("", "")` when it has done what was left, else what became of it."""
+    for left_over in ("current", "failure"):
+        (folder / left_over).unlink(missing_ok=True)
+    child = warm.start(["measure-job", str(folder / "job.json")])
+    seen, since = sum(path.exists() for path in paths), time.monotonic()
+    try:
+        while (code := child.poll(POLL_SECONDS)) is None:
+            count = sum(path.exists() for path in paths)
+            if count != seen:
+                seen, since = count, time.monotonic()
+            if time.monotonic() - since > time_limit_s:
+                child.kill()
+                return "time limit", f"No result after {time_limit_s:g} s, so the process was ended and the GPU freed."
+    except BaseException:
+        child.kill()
+        raise
+    if code == 0 and all(path.exists() for path in paths):
+        return "", ""
+    try:
+        reason = (folder / "failure").read_text().strip()
+    except OSError:
+        reason = f"The process ended with {'signal' if code < 0 else 'exit status'} {abs(code)}."
+    return "crashed", reason
+
+
+def _rows(
+    run_id: str, experiment: Experiment, rung: Variant, shape: tuple[int, int, int], part: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    common = {"run_id": run_id, "experiment": experiment.name, "variant": rung.name} | dict(zip("mnk", shape, strict=True))
+    if part["status"] != "ok":
+        empty = {"time_us": None, "sm_mhz": None, "throttle": "", "power_w": None, "temp_c": None}
+        where = {"round": 0, "arm": rung.name, "order": 0, "launches": 0}
+        return [common | where | empty | {"status": part["status"], "reason": part["reason"]}]
+    rows = []
+    for sample in part["samples"]:
+        condition = sample["condition"]
+        rows.append(
+            common
+            | {key: sample[key] for key in ("round", "arm", "order", "launches")}
+            | {
+                "time_us": float(f"{sample['time_us']:.6g}"),
+                "sm_mhz": None if sample["sm_mhz"] is None else round(sample["sm_mhz"]),
+                "throttle": condition["throttle"],
+                "power_w": None if condition["power_w"] is None else round(condition["power_w"]),
+                "temp_c": condition["temp_c"],
+                "status": "flagged" if sample["flag"] else "ok",
+                "reason": sample["flag"],
+            }
+        )
+    return rows
+
+
+def software(session: Mapping[str, Any]) -> dict[str, str]:
+    """Versions for a manifest; empty where something is not there."""
+
+    def version(package: str) -> str:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return ""
+
+    return {
+        "rungs": __version__,
+        "git": git_commit(),
+        "python": platform.python_version(),
+        "snakemake": version("snakemake"),
+        "torch": str(session.get("torch") or version("torch")),
+        "cuda": str(session.get("cuda") or ""),
+    }
+
+
+def git_commit() -> str:
+    """The checkout's commit, with `+` where tracked files differ from it; empty outside git."""
+
+    def git(*arguments: str) -> str:
+        run = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+        return run.stdout.strip() if run.returncode == 0 else ""
+
+    try:
+        commit = git("rev-parse", "--short=12", "HEAD")
+        return commit + ("+" if commit and git("status", "--porcelain", "--untracked-files=no") else "")
+    except OSError:
+        return ""

@@ -1,0 +1,156 @@
+"""How a variant is launched on a problem, as plain numbers: what the GPU launcher and an emulator both execute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rungs.errors import Refused
+from rungs.variants import Device, Experiment, Variant
+
+BF16_BYTES = 2
+SWIZZLE_SPAN_BYTES = {"none": 256 * 16, "32B": 32, "64B": 64, "128B": 128}
+"""Widest inner box a tensor map may have per swizzle mode (CUDA driver API, cuTensorMapEncodeTiled)."""
+LARGEST_EXTENT = 1 << 20  # the kernel keeps row strides and the step along K in 32 bits
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """The arguments of cuTensorMapEncodeTiled. `dims`, `box` in elements, innermost first; `strides` in bytes, from dim 1."""
+
+    address: int
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: str
+    l2_promotion: str = "128B"
+    element_bytes: int = BF16_BYTES
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One launch. `params` are the kernel's in order: an int pair (value, bytes) or a TensorMap passed by value."""
+
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    smem_bytes: int
+    params: tuple[tuple[int, int] | TensorMap, ...]
+
+
+def plan(
+    experiment: Experiment, variant: Variant, device: Device, problem: tuple[int, int, int], addresses: Mapping[str, int]
+) -> Plan:
+    """The launch of C[M][N] = A[M][K] * B of a GEMM variant.
+
+    `problem` is (M, N, K); `addresses` maps a, b and c to device addresses. B is N x K row-major, or K x N where the
+    variant's `b_layout` is 0. Raises Refused, naming the rule, for a shape, an address or an architecture that the
+    variant does not support.
+    """
+    experiment.check_chip(variant, device.arch)
+    check_problem(experiment, variant, problem)
+    m, n, k = problem
+    constants = experiment.constants
+    bm, bn, bk = (constants[name] for name in ("TILE_M", "TILE_N", "TILE_K"))
+    for name in ("a", "b", "c"):
+        if addresses[name] % 16:
+            raise Refused(f"{variant.name}: operand {name} is at {addresses[name]:#x}, which is not a multiple of 16 bytes.")
+    if variant.level("load") == 2:
+        swizzled = variant.level("swizzle") == 1
+        row_swizzle = "64B" if swizzled else "none"
+        a = TensorMap(addresses["a"], (k, m), (k * BF16_BYTES,), (bk, bm), row_swizzle)
+        if variant.level("b_layout") == 1:
+            b = TensorMap(addresses["b"], (k, n), (k * BF16_BYTES,), (bk, bn), row_swizzle)
+        else:
+            b = TensorMap(addresses["b"], (n, k), (n * BF16_BYTES,), (64, bk), "128B" if swizzled else "none")
+        check_tensor_map(a, f"{variant.name}, A")
+        check_tensor_map(b, f"{variant.name}, B")
+        operands: tuple[tuple[int, int] | TensorMap, ...] = (a, b)
+    else:
+        operands = ((addresses["a"], 8), (addresses["b"], 8))
+    return Plan(
+        entry=experiment.entry,
+        grid=(m // bm * (n // bn), 1, 1),
+        block=(threads(experiment), 1, 1),
+        cluster=(1, 1, 1),
+        smem_bytes=smem_bytes(experiment, variant, device),
+        params=(*operands, (addresses["c"], 8), (m, 4), (n, 4), (k, 4)),
+    )
+
+
+def threads(experiment: Experiment) -> int:
+    """Threads of a block."""
+    return 32 * experiment.constants["WARP_ROWS"] * experiment.constants["WARP_COLUMNS"]
+
+
+def check_problem(experiment: Experiment, variant: Variant, problem: tuple[int, int, int]) -> None:
+    """Raises Refused unless the shape is one that every load mode computes right."""
+    m, n, k = problem
+    rows = {"K": k, "N": n} if variant.level("b_layout") == 0 else {"K": k}
+    for axis, extent in rows.items():
+        if extent * BF16_BYTES % 16:
+            raise Refused(
+                f"{axis}={extent} gives rows of {extent * BF16_BYTES} bytes, which is not a multiple of the 16 bytes that every"
+                f" load mode moves at once: choose {axis} as a multiple of 8."
+            )
+    for axis, extent, macro in (("M", m, "TILE_M"), ("N", n, "TILE_N"), ("K", k, "TILE_K")):
+        tile = experiment.constants[macro]
+        if extent < 1 or extent % tile:
+            raise Refused(f"{axis}={extent} is not a positive multiple of B{axis}={tile}: choose a multiple of {tile}.")
+        if extent > LARGEST_EXTENT:
+            raise Refused(f"{axis}={extent} is above the {LARGEST_EXTENT} that 32-bit strides allow: choose a smaller {axis}.")
+
+
+def smem_need(experiment: Experiment, variant: Variant) -> int:
+    """Bytes of shared memory that the variant's image takes: its stages, and for TMA an 8-byte mbarrier for each."""
+    constants = experiment.constants
+    tile = (constants["TILE_M"] + constants["TILE_N"]) * constants["TILE_K"] * BF16_BYTES
+    stages = variant.level("stages")
+    return stages * (tile + (8 if variant.level("load") == 2 else 0))
+
+
+def smem_bytes(experiment: Experiment, variant: Variant, device: Device) -> int:
+    """Dynamic shared memory to launch with: the need, padded so that no more than the pinned CTAs fit on an SM.
+
+    Raises Refused, with the numbers, where the pinned number does not fit.
+    """
+    ctas = device.ctas_per_sm[experiment.name]
+    need = smem_need(experiment, variant)
+    most = min(device.smem_per_sm_bytes // ctas - device.smem_reserved_bytes, device.smem_per_block_bytes)
+    if need > most:
+        raise Refused(
+            f"{variant.name} needs {need} bytes of shared memory, but {ctas} CTAs per SM leave {most} each on {device.arch}:"
+            " choose fewer stages."
+        )
+    one_more = device.smem_per_sm_bytes // (ctas + 1) - device.smem_reserved_bytes  # at most this, and ctas + 1 would fit
+    padded = (one_more // 1024 + 1) * 1024
+    return max(need, min(padded, most))
+
+
+def check_tensor_map(tensor_map: TensorMap, name: str) -> None:
+    """Raises Refused with the first rule of cuTensorMapEncodeTiled that the arguments break.
+
+    The driver says no more than CUDA_ERROR_INVALID_VALUE. Rules: CUDA driver API 13.0, tensor map object management.
+    """
+    inner = tensor_map.box[0] * tensor_map.element_bytes
+    span = SWIZZLE_SPAN_BYTES[tensor_map.swizzle]
+    if not 1 <= len(tensor_map.dims) <= 5 or len(tensor_map.box) != len(tensor_map.dims):
+        raise Refused(f"{name}: a tensor map has 1 to 5 dimensions and a box of as many, not {len(tensor_map.dims)}.")
+    if len(tensor_map.strides) != len(tensor_map.dims) - 1:
+        raise Refused(f"{name}: {len(tensor_map.dims)} dimensions take {len(tensor_map.dims) - 1} strides.")
+    if tensor_map.address % 16:
+        raise Refused(f"{name}: address {tensor_map.address:#x} is not a multiple of 16 bytes.")
+    for extent in tensor_map.dims:
+        if not 1 <= extent <= 1 << 32:
+            raise Refused(f"{name}: dimension {extent} is not between 1 and 2^32.")
+    for stride in tensor_map.strides:
+        if stride % 16 or not 0 < stride < 1 << 40:
+            raise Refused(f"{name}: stride {stride} is not a multiple of 16 bytes below 2^40.")
+    for extent in tensor_map.box:
+        if not 1 <= extent <= 256:
+            raise Refused(f"{name}: box dimension {extent} is not between 1 and 256: split the box.")
+    if inner % 16:
+        raise Refused(f"{name}: the box's inner row is {inner} bytes, not a multiple of 16.")
+    if tensor_map.swizzle != "none" and inner > span:
+        raise Refused(f"{name}: the box's inner row is {inner} bytes, wider than the {span} of a {tensor_map.swizzle} swizzle.")

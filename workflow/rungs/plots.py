@@ -1,0 +1,350 @@
+"""Heat maps of steps and figures of ladders, as SVG and PNG that are the same bytes for the same data."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import AsinhNorm, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from rungs.aggregate import Facts, facts_of, mhz_range, read_data, rounds_range
+from rungs.files import whole
+from rungs.variants import Experiment, Ladder, Step, load_experiment
+
+SCALE_PERCENT = 100.0
+"""Ends of the colour scale, the same in every figure, so that two devices can be compared by eye."""
+LINEAR_PERCENT = 8.0
+"""Below this the scale is near linear, above near logarithmic: a step of 3 % and one of 60 % both show."""
+TICKS = (-100, -50, -20, -10, -5, 0, 5, 10, 20, 50, 100)
+NORM = AsinhNorm(LINEAR_PERCENT, -SCALE_PERCENT, SCALE_PERCENT)
+PALETTE = sns.diverging_palette(30, 250, s=90, l=48, sep=1, center="light", as_cmap=True)
+"""Orange slower, blue faster; even in lightness, and told apart by every kind of colour vision."""
+TIE, INK, FAINT = "#c9c9c9", "#222222", "#8a8a8a"
+STYLE: dict[str, Any] = {
+    "svg.hashsalt": "rungs",
+    "svg.fonttype": "path",
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9.0,
+    "hatch.linewidth": 0.6,
+    "axes.edgecolor": FAINT,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+
+
+def run(results: Path, experiment_name: str, stale: Mapping[str, str] | None = None) -> None:
+    """Draw `figures/<experiment>/{heatmap,ladder}_<ladder>.{svg,png}` for every ladder that the set measured."""
+    experiment, data = load_experiment(experiment_name), read_data(results, experiment_name)
+    facts = facts_of(results, experiment_name)
+    folder = results / "figures" / experiment_name
+    for ladder in measured_ladders(experiment, data["shapes"]):
+        save(plot_heatmap(experiment, ladder, data, facts, stale or {}), folder / f"heatmap_{ladder.name}")
+        save(plot_ladder(experiment, ladder, data, facts, stale or {}), folder / f"ladder_{ladder.name}")
+
+
+def measured_ladders(experiment: Experiment, shapes: pd.DataFrame) -> list[Ladder]:
+    """Ladders of which the set was asked for two rungs or more: one rung alone (S3 is B3) is no ladder."""
+    asked = set(shapes["variant"])
+    return [
+        ladder for ladder in experiment.ladders.values() if sum(variant.name in asked for variant in ladder.rungs.values()) > 1
+    ]
+
+
+def save(figure: Figure, stem: Path) -> None:
+    """Write `stem`.svg and .png, each whole, without dates or versions in them."""
+    with plt.rc_context(STYLE):
+        for suffix, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
+            with whole(stem.with_suffix(f".{suffix}")) as temporary:
+                figure.savefig(temporary, format=suffix, metadata=metadata, dpi=144, facecolor="white")
+    plt.close(figure)
+
+
+# Heat map
+
+
+def plot_heatmap(
+    experiment: Experiment, ladder: Ladder, data: Mapping[str, pd.DataFrame], facts: Facts, stale: Mapping[str, str]
+) -> Figure:
+    """One panel per step of the ladder: K against M = N, the gain in every cell."""
+    frame = data["steps"][data["steps"]["ladder"] == ladder.name]
+    steps = [step for step in ladder.steps if step.label in set(frame["step"])]
+    sizes = sorted(set(zip(frame["m"].astype(int), frame["n"].astype(int), strict=True)))
+    depths = sorted(set(frame["k"].astype(int)))
+    across = min(5, len(steps))
+    down = -(-len(steps) // across)
+    panel_width, panel_height = 0.55 + 0.86 * len(sizes), 0.95 + 0.36 * len(depths)
+    width, height = max(6.4, across * panel_width + 1.35), down * panel_height + 1.75
+    with plt.rc_context(STYLE):
+        figure = plt.figure(figsize=(width, height))
+        grid = figure.add_gridspec(
+            down,
+            across,
+            left=0.62 / width,
+            right=1 - 1.2 / width,
+            top=1 - 1.0 / height,
+            bottom=0.98 / height,
+            wspace=0.28,
+            hspace=0.78 / (panel_height - 0.78),
+        )
+        for i, step in enumerate(steps):
+            axes = figure.add_subplot(grid[i // across, i % across])
+            _step_panel(axes, experiment, step, frame[frame["step"] == step.label], sizes, depths, stale)
+            if i % across:
+                axes.set_yticklabels([])
+            else:
+                axes.set_ylabel("K")
+            if i // across == down - 1:
+                axes.set_xlabel("M = N" if all(m == n for m, n in sizes) else "M x N")
+        _colour_bar(figure, width, height)
+        title = f"{experiment.name}, ladder {ladder.name}: gain of each step on {facts.gpu}"
+        figure.text(0.2 / width, 1 - 0.3 / height, title, fontsize=12, fontweight="bold", va="center")
+        _legend(figure, width, height)
+        _footer(figure, facts, data, stale, ladder)
+    return figure
+
+
+def _step_panel(
+    axes: Axes,
+    experiment: Experiment,
+    step: Step,
+    frame: pd.DataFrame,
+    sizes: list[tuple[int, int]],
+    depths: list[int],
+    stale: Mapping[str, str],
+) -> None:
+    rows = {(int(r["m"]), int(r["n"]), int(r["k"])): r for r in frame.to_dict("records")}
+    gains = np.full((len(depths), len(sizes)), np.nan)
+    mark = "†" if {step.source_variant.name, step.target_variant.name} & set(stale) else ""
+    for i, k in enumerate(depths):
+        for j, size in enumerate(sizes):
+            row = rows.get((*size, k))
+            text, colour = draw_cell(axes, row, i, j)
+            axes.text(
+                j + 0.5,
+                i + 0.5,
+                text + (mark if row is not None and pd.notna(row["gain_percent"]) else ""),
+                ha="center",
+                va="center",
+                fontsize=8 if len(text) < 11 else 6.5,
+                color=colour,
+                linespacing=0.95,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2} if colour == FAINT else None,
+            )
+            if row is not None and row["verdict"] in ("faster", "slower"):
+                gains[i, j] = row["gain_percent"]
+    sns.heatmap(
+        pd.DataFrame(gains, index=depths, columns=[label_of(size) for size in sizes]),
+        ax=axes,
+        cmap=PALETTE,
+        norm=NORM,
+        vmin=-SCALE_PERCENT,
+        vmax=SCALE_PERCENT,
+        mask=np.isnan(gains),
+        cbar=False,
+        linewidths=1.5,
+        linecolor="white",
+    )
+    axes.set(xlabel="", ylabel="")
+    axes.tick_params(length=0, labelsize=8)
+    axes.set_yticklabels(axes.get_yticklabels(), rotation=0)
+    before, after = (
+        experiment.factors[step.factor].levels[variant.level(step.factor)].title
+        for variant in (step.source_variant, step.target_variant)
+    )
+    axes.set_title(f"{step.source} → {step.target}", fontsize=9.5, fontweight="bold", pad=24)
+    subtitle = "\n".join(textwrap.wrap(f"{before} → {after}", 30))
+    axes.text(0.5, 1.03, subtitle, transform=axes.transAxes, ha="center", va="bottom", fontsize=6.8, color="#555555")
+    if not frame["controlled"].all():
+        note = {"transform": axes.transAxes, "fontsize": 6.8, "color": "#b03000"}
+        axes.text(0.5, -0.03, "not controlled", ha="center", va="top", **note)
+        axes.tick_params(axis="x", pad=9)
+
+
+def draw_cell(axes: Axes, row: Mapping[str, Any] | None, i: int, j: int) -> tuple[str, str]:
+    """Background of a cell that has no verdict to colour it by; returns the cell's text and the colour of that."""
+    place = ((j + 0.02, i + 0.02), 0.96, 0.96)
+    if row is None or pd.isna(row["gain_percent"]):
+        axes.add_patch(Rectangle(*place, facecolor="white", edgecolor="#b5b5b5", hatch="//////", linewidth=0))
+        word = row["status"] if row is not None else "not run"
+        return "\n".join(textwrap.wrap(word, 9)), FAINT
+    text = signed(row["gain_percent"])
+    if row["verdict"] in ("faster", "slower"):
+        red, green, blue = to_rgb(PALETTE(NORM(np.clip(row["gain_percent"], -SCALE_PERCENT, SCALE_PERCENT))))
+        return text, "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.55 else INK
+    if row["verdict"] == "tie":
+        axes.add_patch(Rectangle(*place, facecolor=TIE, edgecolor="none"))
+        return text, INK
+    axes.add_patch(Rectangle(*place, facecolor="#fafafa", edgecolor="#dcdcdc", hatch="....", linewidth=0))
+    return f"{text} ?", INK
+
+
+def signed(percent: float) -> str:
+    """`+12.3 %`, with a digit more below 1 %."""
+    digits = 2 if abs(percent) < 0.995 else 1 if abs(percent) < 99.95 else 0
+    text = f"{percent:+.{digits}f} %"
+    return text.replace("-", "−")
+
+
+def label_of(size: tuple[int, int]) -> str:
+    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
+
+
+def _colour_bar(figure: Figure, width: float, height: float) -> None:
+    axes = figure.add_axes((1 - 0.95 / width, 0.98 / height, 0.16 / width, 1 - 1.98 / height))
+    bar = figure.colorbar(ScalarMappable(NORM, PALETTE), cax=axes, extend="both")
+    bar.set_ticks(list(TICKS), labels=[f"{tick:+d} %".replace("-", "−") if tick else "0 %" for tick in TICKS], fontsize=7.5)
+    bar.ax.minorticks_off()
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.ax.tick_params(length=2)
+    axes.set_title("gain", fontsize=8)
+
+
+def _legend(figure: Figure, width: float, height: float) -> None:
+    handles = [
+        Patch(facecolor=PALETTE(0.85), label="faster"),
+        Patch(facecolor=PALETTE(0.15), label="slower"),
+        Patch(facecolor=TIE, label="tie: within the floor"),
+        Patch(facecolor="#fafafa", edgecolor="#bdbdbd", hatch="....", linewidth=0, label="? undecided or no floor"),
+        Patch(facecolor="white", edgecolor="#b5b5b5", hatch="//////", linewidth=0, label="not measured: why"),
+    ]
+    figure.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(0.1 / width, 0.28 / height),
+        ncols=5,
+        frameon=False,
+        fontsize=7.5,
+        handlelength=1.3,
+        handleheight=0.9,
+        columnspacing=1.4,
+    )
+
+
+def caption(facts: Facts, data: Mapping[str, pd.DataFrame], ladder: Ladder) -> str:
+    """GPU, clock and rounds in one line."""
+    shapes = data["shapes"][data["shapes"]["variant"].isin([variant.name for variant in ladder.rungs.values()])]
+    clock = {"observe": "clock observed, not locked", "lock": "clock locked"}.get(facts.clock, f"clock {facts.clock}")
+    parts = [f"{facts.gpu}, driver {facts.driver}", f"{clock}, {mhz_range(shapes)}", f"{rounds_range(shapes)} paired rounds"]
+    return "  ·  ".join([*parts, f"fill {facts.fill}, L2 {facts.l2}", *([" to ".join(facts.dates[:: len(facts.dates) - 1 or 1])])])
+
+
+def _footer(figure: Figure, facts: Facts, data: Mapping[str, pd.DataFrame], stale: Mapping[str, str], ladder: Ladder) -> None:
+    width, height = figure.get_size_inches()
+    text = caption(facts, data, ladder)
+    if set(stale) & {variant.name for variant in ladder.rungs.values()}:
+        text += "  ·  † its source has changed since"
+    figure.text(0.2 / width, 0.16 / height, text, fontsize=7, color="#555555", va="center")
+
+
+# Ladder
+
+
+def plot_ladder(
+    experiment: Experiment, ladder: Ladder, data: Mapping[str, pd.DataFrame], facts: Facts, stale: Mapping[str, str]
+) -> Figure:
+    """Share of the control per rung, a panel per M = N and a colour per K; the ladder's path is joined, the rest stands beside it."""
+    rungs = [*ladder.path, *(rung for rung in ladder.rungs if rung not in ladder.path)]
+    place = {rung: i + (0.6 if rung not in ladder.path else 0.0) for i, rung in enumerate(rungs)}
+    names = {rung: ladder.rungs[rung].name for rung in rungs}
+    frame = data["shapes"][data["shapes"]["variant"].isin(names.values())]
+    sizes = sorted(set(zip(frame["m"].astype(int), frame["n"].astype(int), strict=True)), reverse=True)
+    depths = sorted(set(frame["k"].astype(int)))
+    colours = dict(zip(depths, sns.color_palette("crest", len(depths)), strict=True))
+    rows = {(r["variant"], int(r["m"]), int(r["n"]), int(r["k"])): r for r in frame.to_dict("records")}
+    width, height = max(6.4, 1.1 + len(sizes) * 0.66 * (len(rungs) + 1)), 4.7
+    with plt.rc_context(STYLE):
+        figure, grid = plt.subplots(1, len(sizes), figsize=(width, height), sharey=True, squeeze=False)
+        figure.subplots_adjust(left=0.7 / width, right=1 - 0.15 / width, top=1 - 0.85 / height, bottom=1.42 / height, wspace=0.06)
+        for axes, size in zip(grid[0], sizes, strict=True):
+            for k in depths:
+                _depth(axes, ladder, {rung: rows.get((name, *size, k)) for rung, name in names.items()}, place, k, colours[k])
+            _name_gaps(axes, [{k: rows.get((name, *size, k)) for k in depths} for name in names.values()], list(place.values()))
+            axes.axhline(100, color=INK, linewidth=0.8)
+            if len(ladder.path) < len(rungs):
+                axes.axvline(len(ladder.path) - 0.2, color="#cccccc", linewidth=0.8, linestyle=(0, (3, 3)))
+            axes.set_title(f"M = N = {size[0]}" if size[0] == size[1] else f"M x N = {label_of(size)}", fontsize=10)
+            labels = [f"{rung}{'†' if names[rung] in stale else ''}\n{describe(experiment, ladder, rung)}" for rung in rungs]
+            axes.set_xticks(list(place.values()), labels, fontsize=6.6)
+            axes.set_xlim(-0.5, max(place.values()) + 0.5)
+            axes.tick_params(length=0)
+            axes.grid(axis="y", color="#e8e8e8", linewidth=0.7)
+            axes.set_axisbelow(True)
+            sns.despine(ax=axes, left=True)
+        top = max(110.0, *(float(r["share_high_percent"]) * 1.05 for r in rows.values() if pd.notna(r["share_high_percent"])), 0.0)
+        grid[0][0].set_ylim(0, top)
+        grid[0][0].set_ylabel(f"share of {facts.control}, %")
+        grid[0][-1].text(max(place.values()) + 0.45, 101, facts.control, ha="right", va="bottom", fontsize=7.5)
+        title = f"{experiment.name}, ladder {ladder.name}: share of {facts.control} on {facts.gpu}"
+        figure.text(0.2 / width, 1 - 0.28 / height, title, fontsize=12, fontweight="bold", va="center")
+        handles, texts = grid[0][0].get_legend_handles_labels()
+        figure.legend(
+            handles,
+            texts,
+            loc="lower left",
+            bbox_to_anchor=(0.1 / width, 0.3 / height),
+            ncols=len(depths),
+            frameon=False,
+            fontsize=8,
+            handlelength=1.4,
+            columnspacing=1.4,
+        )
+        _footer(figure, facts, data, stale, ladder)
+    return figure
+
+
+def _depth(axes: Axes, ladder: Ladder, rows: Mapping[str, Any], place: Mapping[str, float], k: int, colour: Any) -> None:
+    """One K: a joined line along the path, single marks elsewhere, intervals as bars."""
+
+    def points(rungs: list[str]) -> tuple[list[float], list[float], list[list[float]]]:
+        here = [(place[rung], row) for rung in rungs if (row := rows[rung]) is not None and pd.notna(row["share_percent"])]
+        values = [float(row["share_percent"]) for _, row in here]
+        below = [v - _or(row["share_low_percent"], v) for v, (_, row) in zip(values, here, strict=True)]
+        above = [_or(row["share_high_percent"], v) - v for v, (_, row) in zip(values, here, strict=True)]
+        return [x for x, _ in here], values, [below, above]
+
+    x, y, error = points(list(ladder.path))
+    axes.errorbar(x, y, error, color=colour, marker="o", markersize=4.5, linewidth=1.5, elinewidth=1, label=f"K = {k}")
+    x, y, error = points([rung for rung in rows if rung not in ladder.path])
+    axes.errorbar(x, y, error, color=colour, marker="o", markersize=4.5, linestyle="none", elinewidth=1, markerfacecolor="white")
+
+
+def _or(value: Any, fallback: float) -> float:
+    return fallback if pd.isna(value) else float(value)
+
+
+def _name_gaps(axes: Axes, columns: list[dict[int, Any]], places: list[float]) -> None:
+    """Under a rung, the word of each K that has no figure."""
+    for x, rows in zip(places, columns, strict=True):
+        gaps: dict[str, list[int]] = {}
+        for k, row in rows.items():
+            if row is None or pd.isna(row["share_percent"]):
+                gaps.setdefault("not run" if row is None else row["status"], []).append(k)
+        lines = [
+            line
+            for word, missing in gaps.items()
+            for line in (*textwrap.wrap(word, 12), *([f"K = {k}" for k in missing] if len(missing) < len(rows) else []))
+        ]
+        axes.text(x, 1, "\n".join(lines), ha="center", va="bottom", fontsize=6.5, color="#666666")
+
+
+def describe(experiment: Experiment, ladder: Ladder, rung: str) -> str:
+    """What a rung is: its levels of the factors that the ladder moves, a line each."""
+    moved = dict.fromkeys(step.factor for step in ladder.steps)
+    titles = [experiment.factors[factor].levels[ladder.rungs[rung].level(factor)].title for factor in moved]
+    return "\n".join(line for title in titles for line in textwrap.wrap(title, 14))

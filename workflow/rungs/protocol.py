@@ -1,0 +1,197 @@
+"""What a round is. This file alone is hashed as the protocol: change it, and every recorded number is stale.
+
+Order of one sample, all on one stream: stamp, event, graph of n launches, event, stamp. Order of one round: every arm
+once, shuffled. NVIDIA's own guidelines for measuring GEMMs are the anchor (CUTLASS, media/docs/cpp/
+gemm_performance_measurement_methodology_guidelines.md): random data, warm-up, many launches, an even clock.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from rungs.bootstrap import median_interval
+from rungs.files import sha256_file
+
+CHECK_EVERY = 10
+"""Rounds between two looks at the stop rule."""
+SETTLE_ROUNDS = 2
+"""Rounds of each shape that run before the first one that counts."""
+LOCK_TOLERANCE = 0.01
+ALLOWED_THROTTLE = frozenset({"power cap"})
+"""Pairing cancels a clock that the power cap moves; any other reason makes a round unusable."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`target_percent`: half-width of every 95 % interval at which a shape stops. `sample_us`: shortest sample."""
+
+    target_percent: float
+    rounds_min: int
+    rounds_max: int
+    sample_us: float
+    warmup_s: float
+    l2: str
+    seed: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {"hash": protocol_hash(), **asdict(self)}
+
+
+def protocol_hash() -> str:
+    return sha256_file(Path(__file__))[:16]
+
+
+class Session(Protocol):
+    """What the protocol needs of a device. Stamps and events are recorded in stream order and read after `wait`."""
+
+    def capture(self, arm: str, launches: int) -> None: ...
+    def replay(self, arm: str) -> None: ...
+    def stamp(self) -> Any: ...
+    def event(self) -> Any: ...
+    def wait(self, event: Any) -> None: ...
+    def elapsed_us(self, start: Any, end: Any) -> float: ...
+    def clock_mhz(self, before: Any, after: Any) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The GPU's state around a round. `others` are processes of other owners on the GPU."""
+
+    throttle: str
+    power_w: float | None
+    temp_c: float | None
+    others: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One timed sample: `launches` launches of `arm` took `time_us` each."""
+
+    round: int
+    arm: str
+    order: int
+    launches: int
+    time_us: float
+    sm_mhz: float | None
+    condition: Condition
+    flag: str
+
+
+def flag(sm_mhz: float | None, condition: Condition, locked_mhz: int | None) -> str:
+    """Why a sample is not used, or an empty string."""
+    if condition.others:
+        return f"another process ({', '.join(map(str, condition.others))}) was on the GPU"
+    reasons = set(filter(None, condition.throttle.split("+"))) - ALLOWED_THROTTLE
+    if reasons:
+        return f"the clock was throttled ({', '.join(sorted(reasons))})"
+    if locked_mhz and (sm_mhz is None or abs(sm_mhz / locked_mhz - 1) > LOCK_TOLERANCE):
+        return f"the clock ({'unknown' if sm_mhz is None else f'{sm_mhz:.0f} MHz'}) left the lock at {locked_mhz} MHz"
+    return ""
+
+
+def warm_up(session: Session, arms: Sequence[str], seconds: float) -> None:
+    """Keep the GPU busy with the arms' graphs, so that the first round finds the clock and the caches of the later ones."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        last = None
+        for arm in arms:
+            session.replay(arm)
+            last = session.event()
+        session.wait(last)
+
+
+def choose_launches(session: Session, arms: Sequence[str], sample_us: float) -> int:
+    """Capture every arm with the same number of launches: as many as the fastest arm needs to last `sample_us`."""
+    fastest, probe = math.inf, 5
+    for arm in arms:
+        session.capture(arm, probe)
+        for _ in range(3):  # the first replays pay for loading the graph
+            start = session.event()
+            session.replay(arm)
+            end = session.event()
+            session.wait(end)
+            fastest = min(fastest, session.elapsed_us(start, end) / probe)
+    launches = max(1, math.ceil(sample_us * 1.05 / fastest))
+    for arm in arms:
+        session.capture(arm, launches)
+    return launches
+
+
+def run_rounds(
+    session: Session,
+    rung: str,
+    arms: Sequence[str],
+    launches: int,
+    settings: Settings,
+    problem: tuple[int, ...],
+    condition: Callable[[], Condition],
+    locked_mhz: int | None = None,
+) -> tuple[list[Sample], str]:
+    """Time every arm once per round until the stop rule or the cap; returns all samples and `interval` or `cap`.
+
+    The next round is already queued while one is read, so the GPU never idles between two rounds.
+    """
+    rng = np.random.default_rng([settings.seed, *problem])
+    samples: list[Sample] = []
+    queued: list[tuple[int, list[Any], Any]] = []
+    for number in range(1 - SETTLE_ROUNDS, settings.rounds_max + 1):
+        queued.append((number, *_enqueue(session, rng.permutation(arms))))
+        while len(queued) > (number < settings.rounds_max):
+            done, marks, end = queued.pop(0)
+            session.wait(end)
+            if done < 1:
+                continue
+            samples += _read(session, marks, done, launches, condition(), locked_mhz)
+            if done >= settings.rounds_min and done % CHECK_EVERY == 0 and decided(samples, rung, arms, settings):
+                for _, _, end in queued:
+                    session.wait(end)
+                return samples, "interval"
+    return samples, "cap"
+
+
+def _enqueue(session: Session, order: Sequence[str]) -> tuple[list[tuple[str, Any, Any, Any, Any]], Any]:
+    """Queue one round; returns its marks and the event behind its last stamp."""
+    marks = []
+    for arm in map(str, order):
+        before = session.stamp()
+        start = session.event()
+        session.replay(arm)
+        end = session.event()
+        marks.append((arm, before, start, end, session.stamp()))
+    return marks, session.event()
+
+
+def _read(
+    session: Session, marks: list[Any], number: int, launches: int, condition: Condition, locked_mhz: int | None
+) -> list[Sample]:
+    samples = []
+    for order, (arm, before, start, end, after) in enumerate(marks):
+        mhz = session.clock_mhz(before, after)
+        time_us = session.elapsed_us(start, end) / launches
+        samples.append(Sample(number, arm, order, launches, time_us, mhz, condition, flag(mhz, condition, locked_mhz)))
+    return samples
+
+
+def decided(samples: Sequence[Sample], rung: str, arms: Sequence[str], settings: Settings) -> bool:
+    """True once the 95 % interval of the median log-ratio of the rung to every other arm is narrow enough."""
+    used: dict[int, dict[str, float]] = {}
+    for sample in samples:
+        if not sample.flag:
+            used.setdefault(sample.round, {})[sample.arm] = sample.time_us
+    rounds = [times for _, times in sorted(used.items()) if len(times) == len(arms)]
+    if len(rounds) < settings.rounds_min:
+        return False
+    for arm in arms:
+        if arm != rung:
+            ratios = np.log([times[arm] / times[rung] for times in rounds])
+            _, low, high = median_interval(ratios)
+            if (high - low) / 2 > settings.target_percent / 100:
+                return False
+    return True

@@ -1,0 +1,342 @@
+"""Where a number comes from, whether that is still what the sources say, and which results are published."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rungs import build, schemas, settings
+from rungs.errors import RungsError
+from rungs.files import ROOT, read_json, sha256_file, sha256_json, whole, write_text
+from rungs.variants import Experiment, experiment_names, load_experiment
+
+RECORDED = Path("results/recorded")
+KINDS = ("sweep", "floor", "profile")
+
+
+# ---- staleness -------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _current(name: str, arch: str) -> tuple[str, str]:
+    """Source hash and hash of macros and flags that a variant would be built from now."""
+    unit = build.unit_of(name, arch)
+    now = build.identity(unit, arch, {})
+    return now["source_hash"], sha256_json([now["macros"], now["flags"]])
+
+
+def stale(results: Path, experiment_names_: list[str] | None = None) -> dict[str, str]:
+    """Variant -> why its recording is no longer what this checkout would measure; empty where all is current.
+
+    A recording is stale when a source, a macro or a flag of one of its binaries has changed since, or the protocol.
+    """
+    found: dict[str, str] = {}
+    for path in sorted((results / "csv").glob("*/*/*.json")):
+        kind, experiment = path.parts[-3], path.parts[-2]
+        if kind not in KINDS or (experiment_names_ and experiment not in experiment_names_):
+            continue
+        manifest = read_json(path)
+        reason = _why_stale(manifest, results)
+        if reason:
+            found.setdefault(manifest["variant"], reason)
+    return found
+
+
+def _why_stale(manifest: Mapping[str, Any], results: Path) -> str:
+    protocol = manifest.get("protocol", {}).get("hash")
+    if protocol and protocol != module_hash_of_protocol():
+        return "the measuring protocol has changed since"
+    binaries = manifest.get("arms") or {"": manifest.get("binary", {})}
+    for binary in binaries.values():
+        if "source_hash" not in binary:
+            continue
+        try:
+            source_hash, options = _current(binary["variant"], manifest["arch"])
+        except RungsError as error:
+            return f"its binary cannot be built any more ({error})"
+        if source_hash != binary["source_hash"]:
+            return f"the source of {binary['variant']} has changed since"
+        built = results / "build" / manifest["arch"] / binary["variant"] / f"{binary['variant']}.json"
+        if built.exists():
+            made = read_json(built)
+            if sha256_json([made.get("macros"), made.get("flags")]) != options:
+                return f"macros or flags of {binary['variant']} have changed since"
+    return ""
+
+
+@functools.cache
+def module_hash_of_protocol() -> str:
+    return sha256_file(Path(__file__).with_name("protocol.py"))[:16]
+
+
+def recorded_sets() -> list[Path]:
+    return sorted(path for path in RECORDED.glob("*") if (path / "csv").is_dir())
+
+
+def print_status() -> None:
+    """One line per recorded set and experiment, then one per stale recording."""
+    sets = recorded_sets()
+    if not sets:
+        print(f"Nothing is recorded under {RECORDED}.")
+    for results in sets:
+        for experiment in settings.recorded_experiments(results.relative_to("results").as_posix()):
+            old = stale(results, [experiment])
+            variants = settings.recorded_variants(results.relative_to("results").as_posix(), experiment)
+            print(f"{results}: {experiment}, {len(variants)} variants, {len(old)} stale")
+            for variant, reason in old.items():
+                names = "/".join(load_experiment(experiment).rung_names(load_experiment(experiment).variant(variant)))
+                print(f"  stale: {names or variant} ({variant}): {reason}")
+
+
+# ---- record ----------------------------------------------------------------------------------------------------------
+
+
+def record(results: Path, experiment_name: str) -> None:
+    """Copy a live set's CSVs, manifests and build manifests to results/recorded/<device>, after verifying each.
+
+    Raises RungsError, and copies nothing, where a CSV is not the one of its manifest, a result failed or is stale, or the
+    set is a quick one.
+    """
+    experiment = load_experiment(experiment_name)
+    if results.name.endswith("-quick"):
+        raise RungsError(f"{results} is a quick look at few shapes: run the full preset before you record.")
+    if RECORDED.resolve() in results.resolve().parents:
+        raise RungsError(f"{results} is recorded already: name a live set, for example results/h200.")
+    csvs = [path for kind in KINDS for path in sorted((results / "csv" / kind / experiment.name).glob("*.csv"))]
+    sweeps = [path for path in csvs if path.parts[-3] == "sweep"]
+    if not sweeps:
+        raise RungsError(f"{results} has no sweep of {experiment.name}: run `snakemake sweeps` on a machine with a GPU.")
+    slugs, archs = set(), set()
+    for path in csvs:
+        manifest = verified(path)
+        slugs.add(manifest["gpu"]["slug"])
+        archs.add(manifest["arch"])
+        failed = schemas.read_csv(path.parts[-3], path)
+        failed = failed[~failed["status"].isin(["ok", "flagged", "not on this chip"])]
+        if len(failed):
+            first = failed.iloc[0]
+            raise RungsError(
+                f"{path} holds a failed result ({first['status']}: {first['reason']}): measure it again before you record."
+            )
+    for variant, reason in stale(results, [experiment.name]).items():
+        raise RungsError(f"{variant} in {results} is stale ({reason}): measure it again before you record.")
+    if len(slugs) != 1 or len(archs) != 1:
+        raise RungsError(f"{results} mixes GPUs ({', '.join(sorted(slugs | archs))}): a recorded set has one.")
+    arch, target = archs.pop(), RECORDED / slugs.pop()
+    variants = [path.stem for path in sweeps]
+    files = [copied for path in csvs for copied in (path, path.with_suffix(".json"))]
+    files += [results / "csv" / "inspect" / arch / f"{variant}.csv" for variant in variants]
+    files += [results / "build" / arch / variant / f"{variant}.json" for variant in (*variants, build.STAMP)]
+    for path in files:
+        if not path.exists():
+            raise RungsError(f"{path} is missing: run `snakemake all` before you record.")
+    for path in files:
+        with whole(target / path.relative_to(results)) as temporary:
+            shutil.copyfile(path, temporary)
+    print(
+        f"Recorded {len(csvs)} CSVs of {len(variants)} variants in {target}: run `snakemake tables heatmap` to draw them and"
+        " `python -m rungs readme` to put them into the README."
+    )
+
+
+def verified(csv_path: Path) -> dict[str, Any]:
+    """The manifest beside a CSV, which must name this very file by its hash."""
+    manifest = read_json(csv_path.with_suffix(".json"))
+    if sha256_file(csv_path) != manifest.get("csv_sha256"):
+        raise RungsError(f"{csv_path} is not the file of its manifest (another hash): delete it and measure again.")
+    return manifest
+
+
+# ---- trace -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Link:
+    """One line of a chain; `holds` is None for a statement with nothing to verify."""
+
+    text: str
+    holds: bool | None = None
+
+
+def trace(cell: str) -> int:
+    """Print the chain behind a cell and verify each hash; returns 0 where all hold, else 1.
+
+    `cell` is `<table>:<rung, step or variant>`, optionally with `:MxNxK`: a table under results/, or the root README.
+    """
+    table, name, shape = _parse_cell(cell)
+    failed = 0
+    for results, experiment in _sets_behind(table, name):
+        for link in chain(results, experiment, table, name, shape):
+            mark = {True: "ok  ", False: "FAIL", None: "    "}[link.holds]
+            print(f"{mark} {link.text}")
+            failed += link.holds is False
+    print(f"{failed} of the links do not hold." if failed else "Every link holds.")
+    return 1 if failed else 0
+
+
+def _parse_cell(cell: str) -> tuple[Path, str, tuple[int, ...] | None]:
+    match = re.fullmatch(r"(?P<table>.+?\.md):(?P<name>[A-Za-z0-9_>]+)(?::(?P<shape>\d+[x,]\d+[x,]\d+))?", cell)
+    if not match:
+        raise RungsError(
+            f"{cell!r} names no cell: give <table>:<rung or step>[:MxNxK], for example results/recorded/h200/md/gemm.md:B3."
+        )
+    shape = match["shape"]
+    return Path(match["table"]), match["name"], tuple(map(int, re.split("[x,]", shape))) if shape else None
+
+
+def _sets_behind(table: Path, name: str) -> list[tuple[Path, Experiment]]:
+    """The results sets that a table shows: its own, or for a README every recorded one that has the cell."""
+    if not table.is_file():
+        raise RungsError(f"{table} does not exist: give the path of a generated table, or README.md.")
+    if table.parent.name == "md":
+        return [(table.parent.parent, load_experiment(table.stem))]
+    inside = table.resolve().parent
+    candidates = [inside] if (inside / "csv").is_dir() else recorded_sets()
+    found = []
+    for results in candidates:
+        for experiment_name in experiment_names():
+            experiment = load_experiment(experiment_name)
+            if (results / "csv" / "sweep" / experiment_name / f"{_target(experiment, name)}.csv").is_file():
+                found.append((results, experiment))
+    if not found:
+        raise RungsError(f"No recorded set has {name}: `python -m rungs status` lists what is recorded.")
+    return found
+
+
+def _target(experiment: Experiment, name: str) -> str:
+    return experiment.variant(name.split(">")[-1]).name
+
+
+def chain(
+    results: Path, experiment: Experiment, table: Path, name: str, shape: tuple[int, ...] | None
+) -> Iterator[Link]:
+    """Table -> data -> rounds -> binary -> source -> clock -> GPU, each link verified where it can be."""
+    target = _target(experiment, name)
+    text = table.read_text(encoding="utf-8")
+    yield Link(f"{table} shows {name}", re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", text) is not None)
+    yield from _data_links(results, experiment, name, target, shape)
+    for kind in ("sweep", "profile"):
+        path = results / "csv" / kind / experiment.name / f"{target}.csv"
+        if path.is_file():
+            yield from _csv_links(results, kind, path, shape)
+
+
+def _data_links(
+    results: Path, experiment: Experiment, name: str, target: str, shape: tuple[int, ...] | None
+) -> Iterator[Link]:
+    from rungs import aggregate
+
+    kind, column, value = ("steps", "step", name) if ">" in name else ("shapes", "variant", target)
+    path = results / "data" / experiment.name / f"{kind}.csv"
+    frame = schemas.read_csv(kind, path)
+    rows = frame[frame[column] == value]
+    if shape:
+        rows = rows[(rows["m"] == shape[0]) & (rows["n"] == shape[1]) & (rows["k"] == shape[2])]
+    yield Link(f"{path}: {len(rows)} rows of {value}", len(rows) > 0)
+    results_set = results.resolve().relative_to(Path("results").resolve()).as_posix()
+    variants = settings.recorded_variants(results_set, experiment.name)
+    remade = aggregate.aggregate(results, experiment, settings.recorded_arch(results_set), variants)[kind]
+    again = schemas.parse_csv(kind, remade.to_csv(index=False, lineterminator="\n"), "the data made again")
+    again = again[again[column] == value]
+    same = rows.reset_index(drop=True).equals(
+        again.merge(rows[["m", "n", "k"]].drop_duplicates(), on=["m", "n", "k"], how="inner").reset_index(drop=True)
+    )
+    yield Link("  made again from the rounds: the same figures" if same else "  made again from the rounds: other figures", same)
+    for row in rows.to_dict("records"):
+        where = f"{row['m']}x{row['n']}x{row['k']}"
+        if kind == "steps":
+            yield Link(
+                f"  {where}: {row['gain_percent']:+.2f} % [{row['low_percent']:.2f}, {row['high_percent']:.2f}], {row['verdict']}"
+                if row["status"] == "ok"
+                else f"  {where}: {row['status']}"
+            )
+        elif row["status"] == "ok":
+            yield Link(f"  {where}: {row['time_us']:.4g} us, {row['tflops']:.1f} TFLOP/s, {row['share_percent']:.1f} % of the control")
+        else:
+            yield Link(f"  {where}: {row['status']}")
+
+
+def _csv_links(results: Path, kind: str, path: Path, shape: tuple[int, ...] | None) -> Iterator[Link]:
+    manifest = read_json(path.with_suffix(".json"))
+    frame = schemas.read_csv(kind, path)
+    if shape:
+        frame = frame[(frame["m"] == shape[0]) & (frame["n"] == shape[1]) & (frame["k"] == shape[2])]
+    rows = f"{len(frame)} rows{f' at {chr(120).join(map(str, shape))}' if shape else ''}"
+    yield Link(f"{path}: {rows}, run {manifest['run_id']}, {manifest.get('measured_at', '')}")
+    yield Link(f"  SHA-256 {manifest['csv_sha256'][:16]}… is the file's", sha256_file(path) == manifest["csv_sha256"])
+    yield Link(f"  every row is of run {manifest['run_id']}", set(frame["run_id"]) <= {manifest["run_id"]})
+    if "protocol" in manifest:
+        now = module_hash_of_protocol()
+        yield Link(f"  protocol {manifest['protocol']['hash']} is this checkout's", manifest["protocol"]["hash"] == now)
+    arms = manifest.get("arms") or {manifest["variant"]: manifest.get("binary", {})}
+    for arm, binary in arms.items():
+        if "build_id" in binary:
+            yield from _binary_links(results, manifest["arch"], arm, binary)
+    recorded_clock, gpu = manifest.get("clock", {}), manifest["gpu"]
+    wanted = recorded_clock.get("requested_mhz")
+    yield Link(
+        f"  clock {recorded_clock.get('mode', 'unknown')}{f' at {wanted} MHz' if wanted else ''}:"
+        f" {recorded_clock.get('reason', '')}; idle {recorded_clock.get('idle_mhz')} MHz, under load"
+        f" {recorded_clock.get('load_mhz')} MHz"
+    )
+    yield Link(f"  {gpu['name']}, {gpu['uuid']}, driver {gpu['driver']}", recorded_clock.get("gpu", gpu["uuid"]) == gpu["uuid"])
+
+
+def _binary_links(results: Path, arch: str, arm: str, binary: Mapping[str, Any]) -> Iterator[Link]:
+    name = binary["variant"]
+    folder = results / "build" / arch / name
+    path = folder / f"{name}.json"
+    if not path.exists():
+        yield Link(f"  arm {arm}: {path} is missing", False)
+        return
+    made = read_json(path)
+    same = all(made.get(key) == binary[key] for key in ("build_id", "source_hash", "cubin_sha256"))
+    yield Link(f"  arm {arm}: binary {binary['cubin_sha256'][:16]}…, build {binary['build_id']}, is that of {path}", same)
+    parts = {key: made[key] for key in ("source_hash", "macros", "flags", "compiler")}
+    yield Link(f"    build {made['build_id']} is the hash of sources, macros, flags and compiler", made["build_id"] == sha256_json(parts)[:16])
+    cubin = folder / f"{name}.cubin"
+    if cubin.exists():
+        yield Link(f"    {cubin} is that binary", sha256_file(cubin) == made["cubin_sha256"])
+    yield Link(f"    source {made['source_hash'][:16]}… is the hash of its {len(made['sources'])} files", sha256_json(made["sources"]) == made["source_hash"])
+    changed = [source for source, digest in made["sources"].items() if not _is(ROOT / source, digest)]
+    yield Link(f"    those files are this checkout's{f', but not {changed[0]}' if changed else ''}", not changed)
+    yield Link(f"    {' '.join(made['flags'])}, nvcc {made['compiler']['nvcc']}, {_macros(made['macros'])}")
+
+
+def _is(path: Path, digest: str) -> bool:
+    return path.is_file() and sha256_file(path) == digest
+
+
+def _macros(macros: Mapping[str, int]) -> str:
+    return " ".join(f"-D{name}={value}" for name, value in macros.items())
+
+
+# ---- README ----------------------------------------------------------------------------------------------------------
+
+
+def readme(check: bool = False) -> int:
+    """Write the root README's generated blocks; with `check`, only say whether they are current (1 where they are not)."""
+    from rungs import tables
+
+    path = ROOT / "README.md"
+    text = path.read_text(encoding="utf-8")
+    made = text
+    for results in recorded_sets():
+        for name in settings.recorded_experiments(results.relative_to("results").as_posix()):
+            made = tables.apply_blocks(made, tables.readme_blocks(results, load_experiment(name), stale(results, [name])))
+    if made == text:
+        print("README.md is current.")
+        return 0
+    if check:
+        print("README.md is not current: run `python -m rungs readme`.")
+        return 1
+    write_text(path, made)
+    print("README.md is written anew.")
+    return 0
+
+

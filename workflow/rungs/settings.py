@@ -1,0 +1,216 @@
+"""What a run is: the config checked and resolved against the machine. The Snakefile asks nothing else."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rungs import clock, schemas
+from rungs.errors import RungsError
+from rungs.files import read_json
+from rungs.variants import Experiment, Variant, experiment_names, load_experiment
+
+DEFAULT_ARCH = "sm_90a"
+EMULATOR = "emulator"
+
+
+@dataclass(frozen=True)
+class Run:
+    """`results` names the set under results/ that this run writes; `gpu` is None where nothing can be timed."""
+
+    results: str
+    gpu: clock.Gpu | None
+    arch: str
+    toolchain: str
+    experiments: Mapping[str, Experiment]
+    chosen_ladders: tuple[str, ...] | None
+    recorded: tuple[str, ...]
+    measure: Mapping[str, Any]
+    clock_mode: str
+    clock_mhz: str
+    profiling: bool
+    ncu: str
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def gpu_uuid(self) -> str:
+        return self.gpu.uuid if self.gpu else ""
+
+    @property
+    def time_limit_s(self) -> float:
+        return float(self.measure["time_limit_s"])
+
+    @property
+    def measure_as_json(self) -> str:
+        return json.dumps({key: value for key, value in self.measure.items() if key != "time_limit_s"}, sort_keys=True)
+
+    @functools.cached_property
+    def profiling_permission(self) -> str:
+        """What ncu may do here; granting it reruns the profiles that lacked it."""
+        return profiling_permission(self.ncu)
+
+    def ladders(self, experiment: str) -> list[str]:
+        known = self.experiments[experiment].ladders
+        return [name for name in known if self.chosen_ladders is None or name in self.chosen_ladders]
+
+    def variants(self, experiment: str, factorial: bool = False) -> list[Variant]:
+        """Each variant on the chosen ladders once, or every estimable one."""
+        if factorial:
+            return self.experiments[experiment].estimable()
+        ladders = self.experiments[experiment].ladders
+        rungs = itertools.chain.from_iterable(ladders[name].rungs.values() for name in self.ladders(experiment))
+        return list(dict.fromkeys(rungs))
+
+    def variant_names(self, factorial: bool = False) -> list[str]:
+        return [variant.name for e in self.experiments for variant in self.variants(e, factorial)]
+
+    def predecessors(self, experiment: str, variant: Variant) -> list[Variant]:
+        """What the variant's job times beside it: its predecessors on the chosen ladders that exist on this chip."""
+        whole, chosen = self.experiments[experiment], set(self.variants(experiment))
+        found = [v for v in whole.predecessors(variant) if v in chosen]
+        return [v for v in found if whole.on_chip(v, self.arch)]
+
+    def shapes_as_json(self, experiment: str) -> str:
+        return json.dumps(self.experiments[experiment].shapes())
+
+    def profile_shapes_as_json(self, experiment: str) -> str:
+        return json.dumps(self.experiments[experiment].profile_shapes)
+
+
+def export_package(folder: str) -> None:
+    """Let every job's `python -m rungs` find this very package, installed or not."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
+
+
+def resolve(config: Mapping[str, Any]) -> Run:
+    """Check the config (as Snakemake merged it with `--config`) and find the GPU.
+
+    Raises RungsError, naming the key or the device, the rule and the fix.
+    """
+    wanted = _as_lists(config)
+    schemas.validate(wanted, "config", "config")
+    for name in wanted["experiments"]:
+        if name not in experiment_names():
+            raise RungsError(f"config, key experiments: there is no experiment {name!r}; choose of {', '.join(experiment_names())}.")
+    measure = wanted["measure"]
+    if measure["rounds_max"] < measure["rounds_min"]:
+        raise RungsError(
+            f"config, key measure: rounds_max {measure['rounds_max']} is below rounds_min {measure['rounds_min']}: raise it."
+        )
+    gpu = clock.choose(wanted["device"])
+    quick = wanted["preset"] == "quick"
+    experiments = {name: load_experiment(name) for name in wanted["experiments"]}
+    if quick:
+        experiments = {n: replace(e, axes={a: tuple(v) for a, v in e.quick["axes"].items()}) for n, e in experiments.items()}
+    if wanted.get("axes"):
+        axes = {axis: tuple(values) for axis, values in wanted["axes"].items()}
+        experiments = {n: replace(e, axes={**e.axes, **axes}) for n, e in experiments.items()}
+    ladders = None if wanted["ladders"] == "all" else tuple(wanted["ladders"])
+    if quick and ladders is None:
+        ladders = tuple(itertools.chain.from_iterable(e.quick["ladders"] for e in experiments.values()))
+    known = {ladder for e in experiments.values() for ladder in e.ladders}
+    for ladder in ladders or ():
+        if ladder not in known:
+            raise RungsError(f"config, key ladders: there is no ladder {ladder!r}; choose of {', '.join(sorted(known))}, or all.")
+    arch = wanted["arch"]
+    if gpu and gpu.arch is None:
+        raise RungsError(f"{gpu} has compute capability {gpu.capability}, which no file under config/devices/ describes.")
+    if gpu and arch not in ("auto", gpu.arch):
+        raise RungsError(f"config, key arch: {arch} does not run on {gpu}, which is {gpu.arch}: use auto, or `device=emulator`.")
+    arch = (gpu.arch if gpu else DEFAULT_ARCH) if arch == "auto" else arch
+    recorded = tuple(name for name in wanted["recorded"] if (Path("results/recorded") / name).is_dir())
+    notes = []
+    if not gpu:
+        what = "No GPU is used" if wanted["device"] == EMULATOR else "There is no GPU here"
+        notes.append(
+            f"rungs: {what}, and timing needs one: building and inspecting for {arch}, and rendering the recorded results"
+            f"{f' ({chr(44).join(recorded)})' if recorded else ''}."
+        )
+    for name in wanted["recorded"]:
+        if name not in recorded:
+            notes.append(f"rungs: results/recorded/{name} is not here, so it is not rendered.")
+    return Run(
+        results=f"{gpu.slug if gpu else EMULATOR}{'-quick' if quick else ''}",
+        gpu=gpu,
+        arch=arch,
+        toolchain=wanted["toolchain"],
+        experiments=experiments,
+        chosen_ladders=ladders,
+        recorded=recorded,
+        measure=measure,
+        clock_mode=wanted["clock"]["mode"],
+        clock_mhz=str(wanted["clock"]["mhz"]),
+        profiling=wanted["profile"]["enabled"] and not quick,
+        ncu=wanted["profile"]["ncu"],
+        notes=tuple(notes),
+    )
+
+
+def _as_lists(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`--config ladders=B` gives a string and `device=0` a number where the schema has a list and a string."""
+    wanted = copy.deepcopy(dict(config))
+    for key in ("experiments", "ladders", "recorded"):
+        if isinstance(wanted.get(key), str) and wanted[key] != "all":
+            wanted[key] = [wanted[key]]
+    if isinstance(wanted.get("device"), int):
+        wanted["device"] = str(wanted["device"])
+    return wanted
+
+
+def profiling_permission(ncu: str) -> str:
+    """Which ncu would run and whether the driver lets this user read counters, as one string for a rule's params."""
+    from rungs import profile
+
+    try:
+        found = profile.find_ncu(ncu)
+    except RungsError as error:
+        return str(error)
+    try:
+        admin_only = "RmProfilingAdminOnly: 1" in Path("/proc/driver/nvidia/params").read_text(encoding="utf-8")
+    except OSError:
+        admin_only = False
+    return f"{found}, {'only for administrators' if admin_only and os.geteuid() else 'permitted'}"
+
+
+# ---- recorded sets: what lies in a folder decides --------------------------------------------------------------------
+
+
+def recorded_experiments(results_set: str) -> list[str]:
+    return [p.name for p in sorted((Path("results") / results_set / "csv" / "sweep").glob("*")) if p.name in experiment_names()]
+
+
+def recorded_variants(results_set: str, experiment: str) -> list[str]:
+    """Names of the variants with a sweep in the set."""
+    return [path.stem for path in sorted((Path("results") / results_set / "csv" / "sweep" / experiment).glob("*.csv"))]
+
+
+def recorded_ladders(results_set: str) -> dict[str, list[str]]:
+    """Experiment -> the ladders of which every rung has a sweep in the set."""
+    found = {}
+    for experiment in recorded_experiments(results_set):
+        there = set(recorded_variants(results_set, experiment))
+        ladders = load_experiment(experiment).ladders.items()
+        found[experiment] = [name for name, ladder in ladders if {v.name for v in ladder.rungs.values()} <= there]
+    return found
+
+
+def recorded_inputs(results_set: str, experiment: str) -> list[str]:
+    """Every CSV and manifest of the set that its tables are made from."""
+    csv = Path("results") / results_set / "csv"
+    folders = [*(csv / kind / experiment for kind in ("sweep", "floor", "profile")), csv / "inspect" / recorded_arch(results_set)]
+    return [path.as_posix() for folder in folders for path in sorted(folder.glob("*")) if path.suffix in (".csv", ".json")]
+
+
+def recorded_arch(results_set: str) -> str:
+    """The architecture that the set was measured on. Raises RungsError where its manifests do not say one."""
+    found = {read_json(path)["arch"] for path in sorted((Path("results") / results_set / "csv" / "sweep").glob("*/*.json"))}
+    if len(found) != 1:
+        raise RungsError(f"results/{results_set} has sweeps of {len(found)} architectures where a set has one: record it anew.")
+    return found.pop()

@@ -1,0 +1,111 @@
+"""Floors, verdicts and what a table's number of claims does to them. Pure; log-ratios throughout unless a name says percent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rungs.bootstrap import FEWEST, Median, block_length, median_error, median_interval
+
+__all__ = [
+    "FEWEST",
+    "Floor",
+    "Median",
+    "block_length",
+    "claim_level",
+    "floor_of",
+    "log_ratio",
+    "median_error",
+    "median_interval",
+    "percent",
+    "rounds_to_decide",
+    "shape_class",
+    "verdict",
+]
+
+MOST_ROUNDS = 100_000
+"""A number of rounds beyond which the answer to "how many more" is "none that anyone would wait for"."""
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What the same binary shows against itself over one class of shapes. Log-ratios, not negative.
+
+    `within`: largest |median| of the binary against its twin in one job. `between`: largest difference of two jobs in the
+    paired log-ratio to the control; None under two jobs. `value` is the larger of both.
+    """
+
+    within: float
+    between: float | None
+    shapes: int
+    jobs: int
+
+    @property
+    def value(self) -> float:
+        return max(self.within, self.between or 0.0)
+
+
+def percent(ratio: float) -> float:
+    """A log-ratio as a change in percent: log(1.1) is 10."""
+    return 100 * math.expm1(ratio)
+
+
+def log_ratio(change: float) -> float:
+    """The inverse of `percent`."""
+    return math.log1p(change / 100)
+
+
+def claim_level(claims: int, level: float = 0.95) -> float:
+    """Level of each interval so that all `claims` of a table hold together at `level`.
+
+    Bonferroni: it needs no independence, and steps that share a rung have none (Dunn, JASA 56, 1961).
+    """
+    return 1 - (1 - level) / max(claims, 1)
+
+
+def verdict(low: float, high: float, floor: float) -> str:
+    """`faster` or `slower`: the interval lies outside the floor. `tie`: inside it. `undecided`: neither.
+
+    All three in one unit, log-ratio or percent; above 0 is faster.
+    """
+    if low > floor:
+        return "faster"
+    if high < -floor:
+        return "slower"
+    return "tie" if -floor <= low and high <= floor else "undecided"
+
+
+def rounds_to_decide(median: float, low: float, high: float, floor: float, rounds: int) -> int | None:
+    """How many more rounds would bring an undecided interval clear of the floor, if the median stays where it is.
+
+    The half width falls with the root of the rounds. None where the median sits on the floor, or so near that it would take
+    more than `MOST_ROUNDS`.
+    """
+    room = abs(abs(median) - floor)
+    half = (high - low) / 2
+    if not math.isfinite(half):
+        return max(FEWEST - rounds, 1)
+    if room * math.sqrt(MOST_ROUNDS) <= half * math.sqrt(rounds):
+        return None
+    return max(math.ceil(rounds * (half / room) ** 2) - rounds, 1)
+
+
+def shape_class(m: int, n: int, tile_m: int, tile_n: int, ctas_per_sm: int, sms: int) -> str:
+    """`one wave` where all tiles of C are resident at once, `many waves` above."""
+    tiles = -(-m // tile_m) * -(-n // tile_n)
+    return "one wave" if tiles <= ctas_per_sm * sms else "many waves"
+
+
+def floor_of(
+    twin: Mapping[Hashable, Sequence[float]], control: Mapping[Hashable, Sequence[float]], jobs: int
+) -> Floor | None:
+    """The floor of a class: per shape, one median per job of binary against twin, and of binary against control.
+
+    None where nothing was measured.
+    """
+    within = [abs(median) for medians in twin.values() for median in medians]
+    between = [max(medians) - min(medians) for medians in control.values() if len(medians) > 1]
+    if not within:
+        return None
+    return Floor(max(within), max(between) if between else None, len(twin), jobs)

@@ -1,0 +1,71 @@
+"""`python -m rungs step B2 B3`: measure one step now, and say what it bought."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from rungs import build, clock, measure, protocol, schemas, stats
+from rungs.errors import RungsError
+from rungs.files import ROOT
+from rungs.variants import load_experiment, make_step
+
+
+def run(
+    experiment_name: str, source: str, target: str, shapes: list[tuple[int, int, int]], device: str, toolchain: str
+) -> None:
+    """Build both rungs, measure them paired with the control and the target against itself, and print a line per shape.
+
+    The floor is that of this one job: the target's binary against its twin. Raises RungsError for two rungs that are no
+    step, without a GPU and for a rung that fails.
+    """
+    experiment = load_experiment(experiment_name)
+    step = make_step(experiment.variant(source), experiment.variant(target), "", f"{source}>{target}", source, target)
+    gpu = clock.choose(device)
+    if gpu is None:
+        raise RungsError("There is no GPU here, and measuring a step needs one: run this on a machine that has one.")
+    if gpu.arch is None:
+        raise RungsError(f"{gpu} has compute capability {gpu.capability}, which no file under config/devices/ describes.")
+    config = yaml.safe_load((ROOT / "config" / "config.yaml").read_text(encoding="utf-8"))
+    settings = protocol.Settings(**{k: v for k, v in config["measure"].items() if k != "time_limit_s"})
+    tools = build.find_toolchain(toolchain)
+    with tempfile.TemporaryDirectory(prefix="rungs-step-") as folder:
+        manifests = {}
+        for name in (step.target_variant.name, step.source_variant.name, build.STAMP):
+            manifests[name] = Path(folder) / name / f"{name}.json"
+            built = build.build(name, gpu.arch, manifests[name], tools)
+            if built["status"] != "ok":
+                raise RungsError(built["reason"])
+        stamp = manifests.pop(build.STAMP)
+        output = Path(folder) / "step.csv"
+        record = clock.decide(gpu, config["clock"]["mode"], config["clock"]["mhz"])
+        limit = float(config["measure"]["time_limit_s"])
+        arguments = (stamp, shapes, settings, gpu, record, limit, output)
+        measure.supervise(experiment, step.target_variant, gpu.arch, manifests, *arguments, twin=True)
+        frame = schemas.read_csv("sweep", output)
+    print(f"{step.label}, factor {step.factor}, on {gpu.name}:")
+    for (m, n, k), rows in frame.groupby(["m", "n", "k"], sort=False):
+        print(f"  {m}x{n}x{k}: {_sentence(rows, step.source_variant.name, step.target_variant.name)}")
+
+
+def _sentence(rows, source: str, target: str) -> str:  # type: ignore[no-untyped-def]
+    if rows["status"].iloc[0] not in ("ok", "flagged"):
+        return f"{rows['status'].iloc[0]}: {rows['reason'].iloc[0]}"
+    used = rows[rows["status"] == "ok"].pivot(index="round", columns="arm", values="time_us").dropna()
+    if source not in used or len(used) < 2:
+        return f"not measured: {source} could not be timed beside {target}, or too few rounds were usable."
+    ratios = np.log(used[source] / used[target]).to_numpy()
+    median, low, high = protocol.median_interval(ratios)
+    floor = abs(float(np.median(np.log(used[measure.TWIN] / used[target]))))
+    verdict = stats.verdict(low, high, floor)
+    more = stats.rounds_to_decide(median, low, high, floor, len(used)) if verdict == "undecided" else None
+    gain, lowest, highest = (float(np.expm1(value)) * 100 for value in (median, low, high))
+    share = float(np.median(used[measure.CONTROL] / used[target])) * 100
+    hint = f", about {more} more rounds would decide" if more else ""
+    return (
+        f"{gain:+.2f} % [{lowest:+.2f}, {highest:+.2f}], {verdict}{hint} (A/A {floor * 100:.2f} %, {len(used)} rounds,"
+        f" {share:.1f} % of the control)"
+    )

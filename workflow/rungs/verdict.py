@@ -1,0 +1,37 @@
+"""The end of a run: what failed, each named with its reason."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rungs import schemas
+from rungs.files import write_json
+
+FINE = ("ok", "flagged", "not on this chip")
+"""A level that the chip lacks is no failure: nothing could be done about it."""
+
+
+def failures(inputs: Sequence[Path]) -> list[dict[str, str]]:
+    """Variant, what, status and reason of every failed row of coverage and inspect CSVs, each failure once."""
+    found: list[dict[str, str]] = []
+    for path in inputs:
+        coverage = path.name == "coverage.csv"
+        frame = schemas.read_csv("coverage" if coverage else "inspect", path)
+        for row in frame[~frame["status"].isin(FINE)].to_dict("records"):
+            shape = f" at {row['m']}x{row['n']}x{row['k']}" if coverage and row["k"] == row["k"] and row["k"] else ""
+            what = f"{row['what'] if coverage else 'inspect'}{shape}"
+            failure = {"variant": row["variant"], "what": what, "status": row["status"], "reason": row["reason"]}
+            if failure not in found:
+                found.append(failure)
+    return found
+
+
+def run(inputs: Sequence[Path], output: Path) -> int:
+    """Write the verdict; returns 1, with a line for each failure on standard error, where there is one."""
+    found = failures(inputs)
+    write_json(output, {"failed": len(found), "failures": found})
+    for failure in found:
+        print(f"rungs: {failure['variant']}, {failure['what']}: {failure['status']}: {failure['reason']}", file=sys.stderr)
+    return 1 if found else 0
