@@ -25,7 +25,17 @@ Shape = tuple[int, int, int]
 ARCH = "sm_90a"
 SMS = 132
 LADDER_B = ("B0", "B1", "B2", "B3", "B4", "B5", "B6", "B7")
-SPEED = {(0, 1): 0.33, (1, 1): 0.32, (0, 2): 0.42, (1, 2): 0.47, (1, 3): 0.52, (1, 4): 0.53, (2, 1): 0.34, (2, 2): 0.505, (2, 3): 0.58}
+SPEED = {
+    (0, 1): 0.33,
+    (1, 1): 0.32,
+    (0, 2): 0.42,
+    (1, 2): 0.47,
+    (1, 3): 0.52,
+    (1, 4): 0.53,
+    (2, 1): 0.34,
+    (2, 2): 0.505,
+    (2, 3): 0.58,
+}
 """Share of the control that a rung reaches for long K, by (load, stages)."""
 PROFILE_METRICS = {
     "smsp__inst_executed.sum": ("inst", 9.4e7),
@@ -174,7 +184,11 @@ def _registers(variant: Variant) -> int:
 
 
 def write_inspect(results: Path, world: World, variant: Variant) -> None:
-    copies = {0: {"LDG.E.128": 4, "STS.128": 4}, 1: {"LDGSTS.E.BYPASS.128": 4}, 2: {"UTMALDG.2D": 2, "SYNCS.PHASECHK": 1}}
+    copies = {
+        0: {"LDG.E.128": 4, "STS.128": 4},
+        1: {"LDGSTS.E.BYPASS.128": 4},
+        2: {"UTMALDG.2D": 2, "SYNCS.PHASECHK": 1},
+    }
     loop = {"HMMA.16816.F32.BF16": 32, "LDSM.16.M88.4": 12, "BAR.SYNC": 1, **copies[variant.level("load")]}
     resources = {
         "registers": _registers(variant),
@@ -186,7 +200,9 @@ def write_inspect(results: Path, world: World, variant: Variant) -> None:
     rows += [("opcode_total", name, count * 2) for name, count in loop.items()]
     rows += [("resource", name, value) for name, value in resources.items()]
     rows += [("evidence", "mma.sync", 32)]
-    frame = pd.DataFrame(rows, columns=["kind", "name", "value"]).assign(variant=variant.name, arch=ARCH, status="ok", reason="")
+    frame = pd.DataFrame(rows, columns=["kind", "name", "value"]).assign(
+        variant=variant.name, arch=ARCH, status="ok", reason=""
+    )
     schemas.write_csv("inspect", frame, results / "csv" / "inspect" / ARCH / f"{variant.name}.csv")
 
 
@@ -212,7 +228,12 @@ def write_sweep(results: Path, world: World, variant: Variant, job: int = 0) -> 
         digest = world.results.get((variant.name, shape), sha256_bytes(f"{contract} {shape}".encode()))
         described = {"m": shape[0], "n": shape[1], "k": shape[2], "stop": "failed" if failed else "interval"}
         if not failed:
-            described |= {"launches": 20, "rounds": world.rounds, "bytes_between_uses": 3 * 2 * shape[0] * shape[2], "error": 0.0017}
+            described |= {
+                "launches": 20,
+                "rounds": world.rounds,
+                "bytes_between_uses": 3 * 2 * shape[0] * shape[2],
+                "error": 0.0017,
+            }
             described |= {"result_sha256": digest, "contract": contract}
         shapes.append(described)
     manifest = {
@@ -246,12 +267,22 @@ def write_sweep(results: Path, world: World, variant: Variant, job: int = 0) -> 
         "fill": "normal",
         "l2": "hot",
         "dtype": "bfloat16",
-        "software": {"python": "3.11", "torch": "2.13.0", "cuda": "13.0", "snakemake": "9.27.1", "git": "0" * 40, "rungs": "0.1.0"},
+        "software": {
+            "python": "3.11",
+            "torch": "2.13.0",
+            "cuda": "13.0",
+            "snakemake": "9.27.1",
+            "git": "0" * 40,
+            "rungs": "0.1.0",
+        },
         "shapes": shapes,
         "csv_sha256": sha256_file(path),
         "measured_at": "2026-11-29T12:00:00Z",
     }
-    write_json(path.with_suffix(".json"), {**manifest, **world.manifest, **({} if job else world.manifests.get(variant.name, {}))})
+    write_json(
+        path.with_suffix(".json"),
+        {**manifest, **world.manifest, **({} if job else world.manifests.get(variant.name, {}))},
+    )
 
 
 GPU = {
@@ -282,7 +313,16 @@ def _shape(
     where = dict(zip(("m", "n", "k"), shape, strict=True))
     if not job and (variant.name, shape) in world.failures:
         status, reason = world.failures[variant.name, shape]
-        row = {**where, "round": 0, "arm": variant.name, "order": 0, "launches": 0, "time_us": None, "sm_mhz": None, "throttle": ""}
+        row = {
+            **where,
+            "round": 0,
+            "arm": variant.name,
+            "order": 0,
+            "launches": 0,
+            "time_us": None,
+            "sm_mhz": None,
+            "throttle": "",
+        }
         return pd.DataFrame([{**row, "power_w": None, "temp_c": None, "status": status, "reason": reason}])
     rounds = np.arange(1, world.rounds + 1)
     phase = rng.uniform(0, 2 * np.pi)
@@ -323,11 +363,17 @@ def write_profile(results: Path, world: World, variant: Variant) -> None:
             row = {**where, "metric": metric, "value": None, "unit": unit, "status": world.profile, "reason": ""}
             if world.profile != "ok":
                 row |= {"reason": f"ncu: {world.profile}.", "unit": ""}
-            elif "tma" in metric and variant.level("load") != 2 or "ldgsts" in metric and variant.level("load") != 1:
+            elif ("tma" in metric and variant.level("load") != 2) or (
+                "ldgsts" in metric and variant.level("load") != 1
+            ):
                 row["value"] = 0.0
             else:
                 scale = 1 + 0.1 * variant.level("load") - 0.05 * variant.level("stages") * (i % 3)
-                row["value"] = value * scale * (shape[2] * shape[0] / 4096**2 if unit in ("inst", "byte", "") and value > 10 else 1)
+                row["value"] = (
+                    value
+                    * scale
+                    * (shape[2] * shape[0] / 4096**2 if unit in ("inst", "byte", "") and value > 10 else 1)
+                )
             rows.append(row)
     frame = pd.DataFrame(rows).assign(run_id=run_id, experiment="gemm", variant=variant.name)
     path = results / "csv" / "profile" / "gemm" / f"{variant.name}.csv"

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from binaries import GEMM, build_ladders, built, ladder_variants, manifest_of, toolchain
 
+from binaries import GEMM, build_ladders, built, ladder_variants, manifest_of, toolchain
 from rungs import build as rungs_build
 from rungs.build import STAMP, Toolchain, build, find_toolchain, identity, objection, parse_ptxas, sources, unit_of
 from rungs.errors import RungsError
@@ -148,7 +148,9 @@ def test_a_build_leaves_nothing_outside_its_folder(tmp_path):
     before = set(root.rglob("*"))
     python(root, BUILD, B3, "sm_90a", "out/made.json", cwd=elsewhere)  # relative to where the caller stands
     assert {path for path in set(root.rglob("*")) - before if "__pycache__" not in path.parts} == set()
-    assert {path.name for path in (elsewhere / "out").iterdir()} >= {f"{B3}.{kind}" for kind in ("ptx", "cubin", "json")}
+    assert {path.name for path in (elsewhere / "out").iterdir()} >= {
+        f"{B3}.{kind}" for kind in ("ptx", "cubin", "json")
+    }
 
 
 def test_building_again_compiles_nothing(tmp_path):
@@ -177,24 +179,32 @@ def failed(manifest: Path) -> str:
 
 def test_a_spill_fails_the_build(tmp_path, monkeypatch):
     unit = unit_of(B3, "sm_90a")
-    monkeypatch.setattr(rungs_build, "unit_of", lambda name, arch: replace(unit, macros=dict(unit.macros) | {"CTAS_PER_SM": 4}))
+    monkeypatch.setattr(
+        rungs_build, "unit_of", lambda name, arch: replace(unit, macros=dict(unit.macros) | {"CTAS_PER_SM": 4})
+    )
     build(B3, "sm_90a", tmp_path / f"{B3}.json", toolchain())
     reason = failed(tmp_path / f"{B3}.json")
-    assert re.search(rf"^{B3} spills [1-9]\d* \+ [1-9]\d* bytes and has a stack of [1-9]\d* bytes at 64 registers", reason)
+    assert re.search(
+        rf"^{B3} spills [1-9]\d* \+ [1-9]\d* bytes and has a stack of [1-9]\d* bytes at 64 registers", reason
+    )
 
 
 def test_a_c75xx_warning_fails_the_build(tmp_path):
     warning = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized"
     real = toolchain()
     ptxas = tmp_path / "ptxas"
-    ptxas.write_text(f'#!/bin/sh\n"{real.ptxas}" "$@" || exit\ncase "$1" in --version) ;; *) echo "{warning}" ;; esac\n')
+    ptxas.write_text(
+        f'#!/bin/sh\n"{real.ptxas}" "$@" || exit\ncase "$1" in --version) ;; *) echo "{warning}" ;; esac\n'
+    )
     ptxas.chmod(0o755)
     build(B3, "sm_90a", tmp_path / f"{B3}.json", Toolchain(real.nvcc, str(ptxas), real.host))
     assert "C7510" in failed(tmp_path / f"{B3}.json")
 
 
 def test_other_warnings_are_kept_and_do_not_fail_a_build():
-    report = parse_ptxas("ptxas warning : Value of threads per SM for entry gemm is out of range.\nptxas info : Used 40 registers")
+    report = parse_ptxas(
+        "ptxas warning : Value of threads per SM for entry gemm is out of range.\nptxas info : Used 40 registers"
+    )
     assert report["warnings"] == ["ptxas warning : Value of threads per SM for entry gemm is out of range."]
     assert objection(report, "x") == ""
 
@@ -204,7 +214,10 @@ def test_a_kernel_that_does_not_compile_names_its_first_error(tmp_path, monkeypa
     macros = dict(unit.macros) | {"TILE_K": 48}
     monkeypatch.setattr(rungs_build, "unit_of", lambda name, arch: replace(unit, macros=macros))
     build(B3, "sm_90a", tmp_path / f"{B3}.json", toolchain())
-    assert re.search(rf"^{B3} does not compile for sm_90a: kernels/gemm/\S+: error: static assertion failed", failed(tmp_path / f"{B3}.json"))
+    assert re.search(
+        rf"^{B3} does not compile for sm_90a: kernels/gemm/\S+: error: static assertion failed",
+        failed(tmp_path / f"{B3}.json"),
+    )
 
 
 def test_a_failed_build_succeeds_once_its_cause_is_gone(tmp_path, monkeypatch):
@@ -234,13 +247,17 @@ def test_an_unknown_variant_is_one_sentence(tmp_path):
 
 def test_without_a_host_compiler_one_sentence_says_so(monkeypatch):
     monkeypatch.setattr(rungs_build.shutil, "which", lambda name, path=None: None)
-    with pytest.raises(RungsError, match=r"^g\+\+ is not on PATH, and nvcc needs a host compiler even for -ptx: install it .*\.$"):
+    with pytest.raises(
+        RungsError, match=r"^g\+\+ is not on PATH, and nvcc needs a host compiler even for -ptx: install it .*\.$"
+    ):
         find_toolchain("pip")
 
 
 def test_without_pips_nvcc_one_sentence_says_so(monkeypatch):
     monkeypatch.setattr(rungs_build.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(RungsError, match=r"^nvcc of CUDA 13\.0 is not among this Python's packages: run `pip install .*\.$"):
+    with pytest.raises(
+        RungsError, match=r"^nvcc of CUDA 13\.0 is not among this Python's packages: run `pip install .*\.$"
+    ):
         find_toolchain("pip")
 
 
@@ -281,7 +298,12 @@ def test_every_rung_builds_without_stack_or_spills(arch):
             continue
         assert (manifest["status"], manifest["reason"], manifest["warnings"]) == ("ok", "", [])
         ptxas = manifest["ptxas"]
-        assert (ptxas["stack_bytes"], ptxas["spill_store_bytes"], ptxas["spill_load_bytes"], ptxas["smem_static_bytes"]) == (0, 0, 0, 0)
+        assert (
+            ptxas["stack_bytes"],
+            ptxas["spill_store_bytes"],
+            ptxas["spill_load_bytes"],
+            ptxas["smem_static_bytes"],
+        ) == (0, 0, 0, 0)
         assert 100 <= ptxas["registers"] <= 128
         assert ptxas["barriers"] == 1
 

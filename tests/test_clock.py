@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from rungs import clock
 from rungs.errors import RungsError
 
@@ -268,7 +270,7 @@ def test_gpu_without_a_list_of_clocks_is_observed(machine):
 
 @pytest.mark.parametrize("mode", ["lock", "auto", "observe"])
 def test_unsupported_clock_names_the_nearest_ones(machine, mode):
-    with pytest.raises(RungsError, match="1507 MHz is not an SM clock .*nearest, 1500 or 1515 MHz"):
+    with pytest.raises(RungsError, match=r"1507 MHz is not an SM clock .*nearest, 1500 or 1515 MHz"):
         clock.decide(clock.choose("auto"), mode, 1507)
     assert machine.calls() == []
 
@@ -496,6 +498,16 @@ def test_process_number_that_came_round_again_is_not_the_owner(machine, killed):
     assert "released" in clock.release()[0]
 
 
+def test_killed_process_that_nobody_has_waited_for_is_gone(machine):
+    process = start(HOLD)
+    assert process.stdout.readline() == "ready\n"
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert Path(f"/proc/{process.pid}").exists()
+    assert "released" in clock.release()[0]
+    process.communicate()
+
+
 def test_lock_ended_by_a_restart_is_only_forgotten(machine, killed):
     state = json.loads(state_of(machine).read_text())
     state_of(machine).write_text(json.dumps(state | {"boot_id": "another"}))
@@ -541,7 +553,7 @@ def test_no_clock_is_held():
         clock.highest_held([300, 600], lambda mhz: None, lambda seconds: 100.0)
 
 
-def test_found_clock_is_used_again_until_driver_or_power_limit_change(machine):
+def test_found_clock_is_used_again_until_it_fails_or_the_power_limit_changes(machine):
     machine.change(sustained_mhz=1600)
     gpu = clock.choose("auto")
     runs: list[float] = []
@@ -562,6 +574,14 @@ def test_found_clock_is_used_again_until_driver_or_power_limit_change(machine):
     assert record["requested_mhz"] == 1605
     with clock.held(record, gpu, load):
         assert runs == [0.4]
+    with (
+        pytest.raises(RungsError, match="reads back"),
+        clock.held(record | {"asked": "lock"}, gpu, lambda seconds: 1500.0),
+    ):
+        raise AssertionError("measured at a clock that is no longer held")
+    assert clock.decide(gpu, "auto", "auto")["requested_mhz"] is None, "to be found anew"
+    clock._remember(gpu, 1605)
+    assert clock.decide(gpu, "auto", "auto")["requested_mhz"] == 1605
     machine.change(power_limit_w=500)
     assert clock.decide(clock.choose("auto"), "auto", "auto")["requested_mhz"] is None
 
@@ -600,7 +620,7 @@ def test_second_process_waits_for_the_gpu_and_says_so(machine):
     assert first.stdout.readline() == "in\n"
     second = start(body, "0")
     assert second.stderr.readline().startswith("Another process is measuring on GPU")
-    assert second.poll() is None
+    assert not select.select([second.stdout], [], [], 0.3)[0], "it does not go in beside the first"
     first.kill()
     first.communicate()
     out, err = second.communicate(timeout=20)
@@ -609,7 +629,10 @@ def test_second_process_waits_for_the_gpu_and_says_so(machine):
 
 def test_guard_is_entered_again_by_its_owner_and_kept_to_the_end(machine):
     (gpu,) = clock.gpus()
-    body = "import fcntl\nhandle = os.open(f'/tmp/rungs-{gpu.uuid}.lock', os.O_RDONLY)\nfcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    body = """
+    import fcntl
+    fcntl.flock(os.open(f"/tmp/rungs-{gpu.uuid}.lock", os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    """
 
     def free() -> bool:
         process = start(body)

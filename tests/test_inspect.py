@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from binaries import GEMM, build_ladders, built, ladder_variants, manifest_of, toolchain
 
+from binaries import GEMM, build_ladders, built, ladder_variants, manifest_of, toolchain
 from rungs import inspect as rungs_inspect
 from rungs import schemas
 from rungs.build import NVCC_FLAGS
@@ -125,7 +125,12 @@ def test_every_rung_has_its_evidence_and_its_pinned_occupancy(arch):
         assert resources["ctas_per_sm"] == 2
         assert resources["registers"] <= 128
         assert resources["threads"] == 256
-        assert list(resources[["stack_bytes", "spill_store_bytes", "spill_load_bytes", "smem_static_bytes"]]) == [0, 0, 0, 0]
+        assert list(resources[["stack_bytes", "spill_store_bytes", "spill_load_bytes", "smem_static_bytes"]]) == [
+            0,
+            0,
+            0,
+            0,
+        ]
 
 
 def disguised(tmp_path: Path, real: str, declared: str, arch: str = "sm_90a") -> pd.DataFrame:
@@ -234,11 +239,19 @@ def test_an_occupancy_other_than_the_pinned_one_is_caught(tmp_path):
 
 
 def test_a_failed_build_is_one_row_with_its_reason(tmp_path):
-    manifest = {"kind": "build", "variant": "abl_L1_R1_bl1_s2_sw1", "arch": "sm_90a", "status": "build failed", "reason": "it spills."}
+    manifest = {
+        "kind": "build",
+        "variant": "abl_L1_R1_bl1_s2_sw1",
+        "arch": "sm_90a",
+        "status": "build failed",
+        "reason": "it spills.",
+    }
     write_json(tmp_path / "abl_L1_R1_bl1_s2_sw1.json", manifest)
     run("abl_L1_R1_bl1_s2_sw1", "sm_90a", tmp_path / "abl_L1_R1_bl1_s2_sw1.json", tmp_path / "out.csv", "pip")
     rows = schemas.read_csv("inspect", tmp_path / "out.csv")
-    assert rows[["kind", "name", "status", "reason"]].values.tolist() == [["evidence", "build", "build failed", "it spills."]]
+    assert rows[["kind", "name", "status", "reason"]].values.tolist() == [
+        ["evidence", "build", "build failed", "it spills."]
+    ]
     assert rows["value"].isna().all()
 
 
@@ -250,7 +263,9 @@ def test_the_csv_is_valid_and_counts_are_whole_numbers(tmp_path):
 
 
 def test_a_manifest_of_another_variant_is_refused():
-    with pytest.raises(RungsError, match=r"is the manifest of abl_L1_R1_bl1_s2_sw1 for sm_90a, not of abl_L2_R1_bl1_s2_sw1"):
+    with pytest.raises(
+        RungsError, match=r"is the manifest of abl_L1_R1_bl1_s2_sw1 for sm_90a, not of abl_L2_R1_bl1_s2_sw1"
+    ):
         inspect(BY_RUNG["B5"], "sm_90a", built(BY_RUNG["B3"], "sm_90a"), "pip")
 
 
@@ -288,7 +303,9 @@ def names(instructions) -> list[str]:
 
 
 def test_a_line_is_address_predicate_opcode_operands_and_targets():
-    found = listing(".L_x_0:", "@!P2 BRA `(.L_x_0)", "@UP0 UIADD3 UR4, -UR6, UR4, URZ", "LDSM.16.M88.4 R12, [R20+0x800]", "EXIT")
+    found = listing(
+        ".L_x_0:", "@!P2 BRA `(.L_x_0)", "@UP0 UIADD3 UR4, -UR6, UR4, URZ", "LDSM.16.M88.4 R12, [R20+0x800]", "EXIT"
+    )
     assert found == [
         Instruction(0x0, "@!P2", "BRA", "`(.L_x_0)", (0,)),
         Instruction(0x10, "@UP0", "UIADD3", "UR4, -UR6, UR4, URZ"),
@@ -383,7 +400,13 @@ def test_uniform_branches_with_a_condition_fall_through():
 
 def test_a_call_is_followed_and_its_return_is_no_loop():
     found = listing(
-        "gemm:", "HMMA R0", "CALL.REL.NOINC `($gemm$div)", "EXIT", "$gemm$div:", "MUFU.RCP R0, R0", "RET.REL.NODEC R2 `(gemm)"
+        "gemm:",
+        "HMMA R0",
+        "CALL.REL.NOINC `($gemm$div)",
+        "EXIT",
+        "$gemm$div:",
+        "MUFU.RCP R0, R0",
+        "RET.REL.NODEC R2 `(gemm)",
     )
     assert names(executed(found)) == ["HMMA", "CALL.REL.NOINC", "EXIT", "MUFU.RCP", "RET.REL.NODEC"]
     assert main_loop(found) == []
@@ -442,7 +465,10 @@ def test_every_level_that_shows_in_the_opcodes_has_a_rule():
     ("text", "message"),
     [
         ("gemm: [{name: x, levels: {lod: [1]}, loop: {must: [LDS]}}]", "gemm has no factor lod: choose one of load,"),
-        ("gemm: [{name: x, levels: {load: [7]}, loop: {must: [LDS]}}]", "factor load has no level 7: choose one of 0, 1, 2"),
+        (
+            "gemm: [{name: x, levels: {load: [7]}, loop: {must: [LDS]}}]",
+            "factor load has no level 7: choose one of 0, 1, 2",
+        ),
         ("gemm: [{name: x, loop: {must: [lds]}}]", "does not match"),
         ("gemm: [{name: x}]", "is not valid under any"),
     ],

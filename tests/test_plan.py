@@ -25,7 +25,9 @@ def planned(name: str, problem: tuple[int, int, int] = (512, 384, 256), arch: st
 
 
 @pytest.mark.parametrize("name", LOADS + LOADS_BY_K)
-@pytest.mark.parametrize(("problem", "blocks"), [((128, 128, 32), 1), ((512, 384, 256), 12), ((4096, 4096, 8192), 1024)])
+@pytest.mark.parametrize(
+    ("problem", "blocks"), [((128, 128, 32), 1), ((512, 384, 256), 12), ((4096, 4096, 8192), 1024)]
+)
 def test_one_block_of_256_threads_per_tile(name, problem, blocks):
     found = planned(name, problem)
     assert (found.grid, found.block, found.cluster) == ((blocks, 1, 1), (256, 1, 1), (1, 1, 1))
@@ -94,7 +96,9 @@ def test_shared_memory_admits_two_ctas_and_no_third(arch):
     assert {(0, 1), (0, 2), (1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)} <= seen
 
 
-@pytest.mark.parametrize(("arch", "padded"), [("sm_80", 55_296), ("sm_86", 33_792), ("sm_90a", 77_824), ("sm_120", 33_792)])
+@pytest.mark.parametrize(
+    ("arch", "padded"), [("sm_80", 55_296), ("sm_86", 33_792), ("sm_90a", 77_824), ("sm_120", 33_792)]
+)
 def test_padding_by_hand(arch, padded):
     assert smem_bytes(GEMM, GEMM.variant("B1"), load_device(arch)) == padded
 
@@ -103,7 +107,9 @@ def test_padding_by_hand(arch, padded):
 @pytest.mark.parametrize(("load", "need"), [(1, 65_536), (2, 65_568)])
 def test_four_stages_do_not_fit_twice_on_a_small_sm(arch, load, need):
     variant = GEMM.variant(f"abl_L{load}_R1_bl1_s4_sw1")
-    with pytest.raises(Refused, match=rf"needs {need} bytes .* 2 CTAs per SM leave 50176 each on {arch}: choose fewer stages"):
+    with pytest.raises(
+        Refused, match=rf"needs {need} bytes .* 2 CTAs per SM leave 50176 each on {arch}: choose fewer stages"
+    ):
         smem_bytes(GEMM, variant, load_device(arch))
 
 
@@ -124,7 +130,9 @@ def test_any_pinned_number_holds(ctas):
 
 @pytest.mark.parametrize("name", LOADS + LOADS_BY_K)
 def test_k_4100_is_refused_by_the_alignment_rule(name):
-    with pytest.raises(Refused, match=r"^K=4100 gives rows of 8200 bytes, which is not a multiple of the 16 bytes .* multiple of 8\.$"):
+    with pytest.raises(
+        Refused, match=r"^K=4100 gives rows of 8200 bytes, which is not a multiple of the 16 bytes .* multiple of 8\.$"
+    ):
         planned(name, (512, 512, 4100))
 
 
@@ -201,7 +209,14 @@ def test_a_tensor_map_that_breaks_a_rule_is_named(change, rule):
 
 
 @pytest.mark.parametrize(
-    "change", [{}, {"box": (32, 256)}, {"box": (64, 32), "swizzle": "128B"}, {"box": (128, 64), "swizzle": "none"}, {"box": (16, 8), "swizzle": "32B"}]
+    "change",
+    [
+        {},
+        {"box": (32, 256)},
+        {"box": (64, 32), "swizzle": "128B"},
+        {"box": (128, 64), "swizzle": "none"},
+        {"box": (16, 8), "swizzle": "32B"},
+    ],
 )
 def test_a_tensor_map_at_the_limits_passes(change):
     check_tensor_map(replace(GOOD, **change), "operand A")

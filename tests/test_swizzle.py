@@ -61,7 +61,8 @@ def ldmatrix_b_transposed(swizzled: bool) -> Access:
 
 def lds_a(swizzled: bool) -> Access:
     return [
-        [chunk_offset(64, swizzled, lane // 4 + i % 2 * 8, i // 2) + lane % 4 * 4 for lane in range(32)] for i in range(4)
+        [chunk_offset(64, swizzled, lane // 4 + i % 2 * 8, i // 2) + lane % 4 * 4 for lane in range(32)]
+        for i in range(4)
     ]
 
 
@@ -115,11 +116,15 @@ def compared() -> list[tuple[tuple[str, str, str], Access, int]]:
         found.append(((plain_tile, "plain", access), addresses(False), width))
         found.append(((tile, f"XOR {span}", access), addresses(True), width))
     for addresses in (store_rows, store_panels):
-        found += [(("any", "16-byte rows", "STS.128 / LDGSTS.128"), addresses(swizzled), 16) for swizzled in (False, True)]
+        found += [
+            (("any", "16-byte rows", "STS.128 / LDGSTS.128"), addresses(swizzled), 16) for swizzled in (False, True)
+        ]
     return found
 
 
-@pytest.mark.parametrize(("row", "access", "width"), compared(), ids=lambda value: str(value) if isinstance(value, tuple) else "")
+@pytest.mark.parametrize(
+    ("row", "access", "width"), compared(), ids=lambda value: str(value) if isinstance(value, tuple) else ""
+)
 def test_wavefronts_are_those_of_the_reference(row, access, width):
     assert sum(wavefronts(addresses, width) for addresses in access) == reference()[row][0]
 
@@ -164,9 +169,18 @@ def test_the_mirror_is_what_the_header_computes(tmp_path):
                 f' std::printf("%u\\n", chunk_offset<{row_bytes}, {swizzled}>(r, c));\n'
             )
     (tmp_path / "print.cpp").write_text(source + "}\n")
-    compiler = [find_toolchain("pip").host, "-std=c++17", "-D__device__=", "-D__forceinline__=inline", f"-I{ROOT / 'kernels'}"]
+    compiler = [
+        find_toolchain("pip").host,
+        "-std=c++17",
+        "-D__device__=",
+        "-D__forceinline__=inline",
+        f"-I{ROOT / 'kernels'}",
+    ]
     subprocess.run([*compiler, str(tmp_path / "print.cpp"), "-o", str(tmp_path / "print")], check=True)
-    printed = [int(line) for line in subprocess.run([tmp_path / "print"], capture_output=True, text=True, check=True).stdout.split()]
+    printed = [
+        int(line)
+        for line in subprocess.run([tmp_path / "print"], capture_output=True, text=True, check=True).stdout.split()
+    ]
     assert printed == [
         chunk_offset(row_bytes, swizzled, row, chunk)
         for row_bytes in (64, 128)

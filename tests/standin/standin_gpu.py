@@ -71,6 +71,9 @@ class Session:
             time.sleep(3600)
         self.launched += 1
 
+    def busy(self) -> None:
+        time.sleep(0.01)
+
     def outcome(self, arm, replay=False) -> Outcome:
         self.launch(arm)
         fault, cells = self._fault(arm), self.problem[0] * self.problem[1]

@@ -17,6 +17,7 @@ rule plot_heatmap:
         "../../envs/environment.yaml"
     params:
         python=PYTHON,
+        stale=stale_in,
         code=module_hash("plots"),
     shell:
         "{params.python:q} -m rungs plot heatmap --results results/{wildcards.results_set:q}"
@@ -42,6 +43,7 @@ rule plot_ladder:
         "../../envs/environment.yaml"
     params:
         python=PYTHON,
+        stale=stale_in,
         code=module_hash("plots"),
     shell:
         "{params.python:q} -m rungs plot ladder --results results/{wildcards.results_set:q}"

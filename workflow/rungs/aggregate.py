@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rungs import schemas, stats
 from rungs.errors import RungsError
 from rungs.files import read_json, sha256_file
+from rungs.profile import metrics_for
 from rungs.variants import Device, Experiment, Step, Variant, load_device, load_experiment
 
 Shape = tuple[int, int, int]
@@ -124,7 +125,9 @@ def read_recording(kind: str, path: Path, variant: str) -> Recording:
     """
     manifest_path = path.with_suffix(".json")
     if not manifest_path.is_file():
-        raise RungsError(f"{path} has no manifest {manifest_path.name} beside it, so nothing says how it was made: {AGAIN}.")
+        raise RungsError(
+            f"{path} has no manifest {manifest_path.name} beside it, so nothing says how it was made: {AGAIN}."
+        )
     manifest = read_json(manifest_path)
     if manifest.get("csv_sha256") != sha256_file(path):
         raise RungsError(
@@ -164,7 +167,9 @@ def check_set(recordings: Recordings, arch: str) -> None:
                 f" {AGAIN} with a control in {dtype}."
             )
         if recording.manifest.get("arch") not in (None, arch):
-            raise RungsError(f"{recording.path} was measured with a binary for {recording.manifest['arch']}, not {arch}: {AGAIN}.")
+            raise RungsError(
+                f"{recording.path} was measured with a binary for {recording.manifest['arch']}, not {arch}: {AGAIN}."
+            )
     for word, why, keys in rules:
         group = [*timed, *recordings.profiles.values()] if word == "GPU" else timed
         found: dict[str, Path] = {}
@@ -208,12 +213,15 @@ def arms_of(recording: Recording, device: Device) -> Arms:
     frame = recording.frame
     sms = _at(recording.manifest, ("gpu", "sms"))
     column = {
-        name: frame[name].to_numpy(np.float64, na_value=np.nan) for name in ("m", "n", "k", "round", "time_us", "sm_mhz", "power_w")
+        name: frame[name].to_numpy(np.float64, na_value=np.nan)
+        for name in ("m", "n", "k", "round", "time_us", "sm_mhz", "power_w")
     }
     status, reason = frame["status"].to_numpy(object), frame["reason"].to_numpy(object)
     untimed = (status == "ok") & np.isnan(column["time_us"])
     if untimed.any():
-        raise RungsError(f"{recording.path}, row {int(np.argmax(untimed)) + 2}: status is ok without a time_us: {AGAIN}.")
+        raise RungsError(
+            f"{recording.path}, row {int(np.argmax(untimed)) + 2}: status is ok without a time_us: {AGAIN}."
+        )
     tflops = 2 * column["m"] * column["n"] * column["k"] / column["time_us"] / 1e6
     mhz = np.where(np.isnan(column["sm_mhz"]), _highest_clock(recording), column["sm_mhz"])
     peak = device.bf16_flop_per_sm_cycle * float(sms or np.nan) * mhz / 1e6
@@ -339,7 +347,9 @@ def _arm(name: str, arm: str, shape: Shape, recordings: Recordings, arms: Mappin
         return found
     manifest = recordings.sweeps[name].manifest
     for described in manifest.get("shapes", []):
-        if (described["m"], described["n"], described["k"]) == shape and (reason := described.get("excluded", {}).get(arm)):
+        if (described["m"], described["n"], described["k"]) == shape and (
+            reason := described.get("excluded", {}).get(arm)
+        ):
             return Arm("wrong", reason)
     if reason := manifest.get("not_timed", {}).get(arm):
         return Arm(_build_failure(recordings.inspects.get(arm)).status, reason)
@@ -378,7 +388,12 @@ def _shape_rows(
             if rung.status == "ok":
                 flop = 2 * math.prod(shape)
                 time_us = float(np.median(rung.time_us))
-                row |= {"time_us": time_us, "tflops": flop / time_us / 1e6, "rounds": len(rung.rounds), "flagged": rung.flagged}
+                row |= {
+                    "time_us": time_us,
+                    "tflops": flop / time_us / 1e6,
+                    "rounds": len(rung.rounds),
+                    "flagged": rung.flagged,
+                }
                 row |= {"sm_mhz": _middle(rung.sm_mhz), "power_w": _middle(rung.power_w)}
                 control = _arm(variant.name, "control", shape, recordings, arms)
                 if control.status == "ok":
@@ -418,7 +433,12 @@ def _step_rows(
         uncontrolled = why_not_controlled(step, recordings.inspects)
         for shape in shapes:
             row: dict[str, Any] = {"ladder": step.ladder, "step": step.label, "factor": step.factor, **_where(shape)}
-            row |= {"source_variant": source, "target_variant": target, "controlled": not uncontrolled, "verdict": "none"}
+            row |= {
+                "source_variant": source,
+                "target_variant": target,
+                "controlled": not uncontrolled,
+                "verdict": "none",
+            }
             row |= {"run_id": recording.manifest["run_id"] if recording else "", "status": "ok", "reason": uncontrolled}
             after = _arm(target, target, shape, recordings, arms)
             before = _arm(target, source, shape, recordings, arms)
@@ -456,7 +476,9 @@ def _judge(median: stats.Median, floor: stats.Floor | None, claims: int, reason:
         return row | {"reason": reason or "The floor of this shape class was not measured, so that no claim is made."}
     row |= {"floor_percent": stats.percent(floor.value), "verdict": stats.verdict(claim_low, claim_high, floor.value)}
     if row["verdict"] == "undecided":
-        row["rounds_to_decide"] = stats.rounds_to_decide(median.value, claim_low, claim_high, floor.value, median.rounds)
+        row["rounds_to_decide"] = stats.rounds_to_decide(
+            median.value, claim_low, claim_high, floor.value, median.rounds
+        )
     return row
 
 
@@ -484,7 +506,11 @@ def _floors(
 def _floor_rows(floors: Mapping[str, stats.Floor | None]) -> list[dict[str, Any]]:
     rows = []
     for name, floor in floors.items():
-        row: dict[str, Any] = {"shape_class": name, "shapes": floor.shapes if floor else 0, "jobs": floor.jobs if floor else 0}
+        row: dict[str, Any] = {
+            "shape_class": name,
+            "shapes": floor.shapes if floor else 0,
+            "jobs": floor.jobs if floor else 0,
+        }
         if floor:
             row |= {"floor_percent": stats.percent(floor.value), "within_percent": stats.percent(floor.within)}
             row["between_percent"] = None if floor.between is None else stats.percent(floor.between)
@@ -510,7 +536,9 @@ def why_not_controlled(step: Step, inspects: Mapping[str, pd.DataFrame]) -> str:
             return f"Not controlled: {rung}, {bad['status'].iloc[0]}: {bad['reason'].iloc[0]}"
     before, after = (_resources(inspects[name], "resource").get("ctas_per_sm") for name in pair.values())
     if before is None or after is None:
-        return f"Not controlled: {step.source if before is None else step.target} has no ctas_per_sm in its inspect CSV."
+        return (
+            f"Not controlled: {step.source if before is None else step.target} has no ctas_per_sm in its inspect CSV."
+        )
     if before != after:
         return f"Not controlled: {step.source} has {before:.0f} CTAs per SM and {step.target} {after:.0f}."
     return ""
@@ -526,18 +554,19 @@ def _changes(step: Step, inspects: Mapping[str, pd.DataFrame]) -> list[dict[str,
         absent = None if kind == "resource" else 0.0
         for name in dict.fromkeys([*always, *sorted({*before, *after})]):
             a, b = (
-                None if frame is None else values.get(name, absent) for frame, values in zip(frames, (before, after), strict=True)
+                None if frame is None else values.get(name, absent)
+                for frame, values in zip(frames, (before, after), strict=True)
             )
             if a != b or name in always:
-                rows.append({"ladder": step.ladder, "step": step.label, "kind": kind, "name": name, "before": a, "after": b})
+                rows.append(
+                    {"ladder": step.ladder, "step": step.label, "kind": kind, "name": name, "before": a, "after": b}
+                )
     return rows
 
 
 def _counter_rows(
     experiment: Experiment, asked: list[Variant], shapes: list[Shape], profiles: Mapping[str, Recording], chip: str
 ) -> list[dict[str, Any]]:
-    from rungs.profile import metrics_for
-
     wants = {metric.metric: metric.want for metric in metrics_for(chip)} if profiles else {}
     rows: list[dict[str, Any]] = []
     for variant in asked:
@@ -545,7 +574,8 @@ def _counter_rows(
         if variant.name not in profiles:
             common |= {"want": "all", "metric": "", "unit": "", "run_id": "", "status": "not run"}
             rows += [
-                {**common, **_where(shape), "reason": f"{variant.name} has no profile CSV."} for shape in _profiled(experiment, shapes)
+                {**common, **_where(shape), "reason": f"{variant.name} has no profile CSV."}
+                for shape in _profiled(experiment, shapes)
             ]
             continue
         frame = profiles[variant.name].frame
@@ -576,6 +606,7 @@ def _coverage_rows(
     arms: Mapping[str, Arms],
     floor_arms: Sequence[Arms],
 ) -> list[dict[str, Any]]:
+    """What came of everything asked for. Where no variant was profiled, or no floor job ran, none was asked for (`preset=quick`)."""
     rows: list[dict[str, Any]] = []
     for variant in asked:
         name = variant.name
@@ -584,35 +615,47 @@ def _coverage_rows(
             status, reason = "not run", f"{name} has no inspect CSV."
         else:
             status, reason = _worst(inspected)
-        rows.append({"variant": name, "what": "inspect", "m": None, "n": None, "k": None, "status": status, "reason": reason})
+        rows.append(
+            {"variant": name, "what": "inspect", "m": None, "n": None, "k": None, "status": status, "reason": reason}
+        )
         for shape in shapes:
             arm = _arm(name, name, shape, recordings, arms)
             rows.append({"variant": name, "what": "sweep", **_where(shape), "status": arm.status, "reason": arm.reason})
         profile = recordings.profiles.get(name)
-        if profile is None:
+        if profile is None and recordings.profiles:
             status, reason = "not run", f"{name} has no profile CSV."
             rows += [
                 {"variant": name, "what": "profile", **_where(shape), "status": status, "reason": reason}
                 for shape in _profiled(experiment, shapes)
             ]
-        else:
+        elif profile is not None:
             for (m, n, k), group in profile.frame.groupby(["m", "n", "k"]):
                 counted = (group["status"] == "ok").any()
                 status, reason = ("ok", "") if counted else _worst(group)
                 rows.append(
-                    {"variant": name, "what": "profile", **_where((int(m), int(n), int(k))), "status": status, "reason": reason}
+                    {
+                        "variant": name,
+                        "what": "profile",
+                        **_where((int(m), int(n), int(k))),
+                        "status": status,
+                        "reason": reason,
+                    }
                 )
     floor_name = experiment.floor_variant.name
-    for shape in shapes:
+    for shape in shapes if floor_arms else []:
         found = [job[shape][floor_name] for job in floor_arms if floor_name in job.get(shape, {})]
         failed = next((arm for arm in found if arm.status != "ok"), None)
         arm = failed or (found[0] if found else Arm("not run", "No floor job timed this shape."))
-        rows.append({"variant": floor_name, "what": "floor", **_where(shape), "status": arm.status, "reason": arm.reason})
+        rows.append(
+            {"variant": floor_name, "what": "floor", **_where(shape), "status": arm.status, "reason": arm.reason}
+        )
     return rows
 
 
 def _worst(frame: pd.DataFrame) -> tuple[str, str]:
+    """The first failure; a metric that the chip lacks only where nothing else went wrong."""
     bad = frame[~frame["status"].isin(["ok", ""])]
+    bad = bad[bad["status"] != "not on this chip"] if (bad["status"] != "not on this chip").any() else bad
     return (str(bad["status"].iloc[0]), str(bad["reason"].iloc[0])) if len(bad) else ("ok", "")
 
 
@@ -621,21 +664,26 @@ def _worst(frame: pd.DataFrame) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the manifests of an experiment's recordings say, for captions and provenance lines."""
+    """What the manifests of an experiment's recordings say, for captions and provenance lines.
 
-    device: str
+    `sweeps` and `profiles`: variant -> (run_id, build_id). `dates` and `profile_dates` are one day or a range.
+    """
+
     gpu: str
     driver: str
     clock: str
-    clock_reason: str
     fill: str
     l2: str
     control: str
     software: str
-    dates: tuple[str, ...]
-    runs: Mapping[str, str]
-    builds: Mapping[str, str]
-    profiled: Mapping[str, str]
+    ncu: str
+    dates: str
+    profile_dates: str
+    sweeps: Mapping[str, tuple[str, str]]
+    profiles: Mapping[str, tuple[str, str]]
+
+
+CLOCKS = {"observe": "clock observed, not locked", "lock": "clock locked"}
 
 
 def facts_of(results: Path, experiment_name: str) -> Facts:
@@ -645,26 +693,31 @@ def facts_of(results: Path, experiment_name: str) -> Facts:
     profiles = _manifests(csv / "profile" / experiment_name)
     every = [*sweeps.values(), *profiles.values()]
 
-    def values(*keys: str) -> str:
-        found = (str(value) for manifest in every if (value := _at(manifest, keys)) not in (None, ""))
+    def values(*keys: str, among: Sequence[Mapping[str, Any]] = every) -> str:
+        found = (str(value) for manifest in among if (value := _at(manifest, keys)) not in (None, ""))
         return ", ".join(dict.fromkeys(found)) or "unknown"
 
-    software = ", ".join(f"{name} {v}" for name in ("torch", "cuda") if (v := values("software", name)) != "unknown")
+    clock = values("clock", "mode", among=list(sweeps.values()))
+    software = [f"{name} {v}" for name in ("torch", "cuda") if (v := values("software", name)) != "unknown"]
     return Facts(
-        device=results.name,
         gpu=values("gpu", "name"),
         driver=values("gpu", "driver"),
-        clock=values("clock", "mode"),
-        clock_reason=values("clock", "reason"),
+        clock=CLOCKS.get(clock, f"clock {clock}"),
         fill=values("fill"),
         l2=values("l2"),
         control=values("control", "name"),
-        software=software,
-        dates=tuple(sorted({str(m["measured_at"])[:10] for m in sweeps.values() if m.get("measured_at")})),
-        runs={name: str(m.get("run_id")) for name, m in sweeps.items()},
-        builds={name: str(_at(m, ("arms", name, "build_id"))) for name, m in sweeps.items()},
-        profiled={name: str(m.get("run_id")) for name, m in profiles.items()},
+        software=", ".join(software),
+        ncu=values("ncu", "version"),
+        dates=_days(sweeps),
+        profile_dates=_days(profiles),
+        sweeps={name: (str(m.get("run_id")), str(_at(m, ("arms", name, "build_id")))) for name, m in sweeps.items()},
+        profiles={name: (str(m.get("run_id")), str(_at(m, ("binary", "build_id")))) for name, m in profiles.items()},
     )
+
+
+def _days(manifests: Mapping[str, Mapping[str, Any]]) -> str:
+    days = sorted({str(m["measured_at"])[:10] for m in manifests.values() if m.get("measured_at")})
+    return " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "date unknown"
 
 
 def _manifests(folder: Path) -> dict[str, Mapping[str, Any]]:

@@ -70,7 +70,9 @@ def find_toolchain(which: str) -> Toolchain:
         )
     ptxas = Path(nvcc).with_name("ptxas")
     if not ptxas.is_file():
-        raise RungsError(f"ptxas is not beside {nvcc}: install the compiler with `pip install -r envs/requirements.txt`.")
+        raise RungsError(
+            f"ptxas is not beside {nvcc}: install the compiler with `pip install -r envs/requirements.txt`."
+        )
     return Toolchain(nvcc, str(ptxas), host)
 
 
@@ -122,7 +124,9 @@ def unit(experiment: Experiment, variant: Variant, device: Device) -> Unit:
     experiment.check_chip(variant, device.arch)
     smem = plan.smem_bytes(experiment, variant, device)
     macros = experiment.macros(variant, device)
-    return Unit(variant.name, experiment.name, experiment.kernel, experiment.entry, macros, smem, plan.threads(experiment))
+    return Unit(
+        variant.name, experiment.name, experiment.kernel, experiment.entry, macros, smem, plan.threads(experiment)
+    )
 
 
 @functools.cache
@@ -216,7 +220,9 @@ def _run_ninja(folder: Path, unit: Unit, arch: str, toolchain: Toolchain) -> str
     write_text(script, "".join(f"{rule}\n" for rule in rules))
     nvcc = [toolchain.nvcc, "-ccbin", toolchain.host, *NVCC_FLAGS, f"-arch={_virtual(arch)}", *defines]
     nvcc += [f"kernels/{unit.kernel}", "-o", f"{ptx}.raw", "-MD", "-MF", f"{ptx}.d", "-MT", str(ptx)]
-    compile_ptx = f"{shlex.join(nvcc)} && sed -f {shlex.quote(str(script))} {shlex.quote(f'{ptx}.raw')} > {shlex.quote(str(ptx))}"
+    compile_ptx = (
+        f"{shlex.join(nvcc)} && sed -f {shlex.quote(str(script))} {shlex.quote(f'{ptx}.raw')} > {shlex.quote(str(ptx))}"
+    )
     ptxas = [toolchain.ptxas, *PTXAS_FLAGS, f"-arch={arch}", str(ptx), "-o", str(cubin)]
     log = shlex.quote(str(report))
     assemble = f"{shlex.join(ptxas)} > {log} 2>&1 || {{ cat {log}; exit 1; }}"
@@ -233,7 +239,11 @@ def _run_ninja(folder: Path, unit: Unit, arch: str, toolchain: Toolchain) -> str
     )
     Path(f"{ptx}.raw").unlink(missing_ok=True)
     if run.returncode:
-        lines = [line for line in (run.stdout + run.stderr).splitlines() if re.search(r"error|fatal|not found|undefined", line, re.I)]
+        lines = [
+            line
+            for line in (run.stdout + run.stderr).splitlines()
+            if re.search(r"error|fatal|not found|undefined", line, re.I)
+        ]
         first = lines[0] if lines else f"ninja exited with {run.returncode}"
         return f"{unit.name} does not compile for {arch}: {' '.join(first.split())}."
     return ""

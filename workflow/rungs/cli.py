@@ -263,15 +263,21 @@ def _aggregate(a: argparse.Namespace) -> None:
 
 
 def _plot(a: argparse.Namespace) -> None:
-    from rungs import plots
+    from rungs import plots, provenance
 
-    plots.run(a.results, a.experiment)
+    plots.draw(a.kind, a.results, a.experiment, a.ladder, provenance.stale(a.results, [a.experiment]))
 
 
 def _tables(a: argparse.Namespace) -> None:
     from rungs import provenance, tables
+    from rungs.files import write_text
 
-    tables.run(a.results, a.experiments, provenance.stale(a.results))
+    if a.experiment:
+        stale = provenance.stale(a.results, [a.experiment])
+        write_text(a.results / "md" / f"{a.experiment}.md", tables.render_experiment(a.results, a.experiment, stale))
+    else:
+        experiments = sorted(path.stem for path in (a.results / "md").glob("*.md"))
+        write_text(a.results / "README.md", tables.render_set(a.results, experiments, provenance.stale(a.results)))
 
 
 def _verdict(a: argparse.Namespace) -> int:

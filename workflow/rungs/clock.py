@@ -320,10 +320,11 @@ class Clock:
 def held(record: Mapping[str, Any], gpu: Gpu | None, load: Load | None = None) -> Iterator[Clock]:
     """Hold the clock that the record asks for while a measurement runs, and restore it however that ends.
 
-    To be entered after the imports, within `exclusive`. `load` (see `under`) reads the clock back under the control and, where
-    the record leaves it open, finds the highest clock that the control holds; without it the clock must be given, and
-    is read as it stands, where only one above the lock tells anything: the GPU may be idle. A lock that is not held is given up: with a reason in the
-    clock's record under `auto`, as a RungsError where `lock` was asked for. Any other mode calls no setter.
+    To be entered after the imports, within `exclusive`. `load` (see `under`) reads the clock back under the control and,
+    where the record leaves it open, finds the highest clock that the control holds. Without it the clock must be given, and
+    is read as it stands, where only one above the lock tells anything: the GPU may be idle. A lock that is not held is given
+    up: with a reason in the clock's record under `auto`, as a RungsError where `lock` was asked for. Any other mode calls no
+    setter.
     """
     clock = Clock(dict(record))
     if gpu is not None and record["gpu"] != gpu.uuid:

@@ -223,6 +223,12 @@ class Session:
         else:
             self.arms[arm].launches[buffer_set]()
 
+    def busy(self) -> None:
+        """Run the control for some milliseconds, and wait for it."""
+        for _ in range(20):
+            self.launch(CONTROL)
+        self.torch.cuda.synchronize()
+
     def poison(self) -> None:
         for buffers in self.sets:
             buffers.c.fill_(float("nan"))

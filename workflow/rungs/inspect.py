@@ -191,11 +191,15 @@ def load_evidence(path: Path = CONFIG / "evidence.yaml") -> dict[str, list[dict[
         for rule in wanted:
             for factor, levels in rule.get("levels", {}).items():
                 if factor not in factors:
-                    raise RungsError(f"{path}, {rule['name']}: {name} has no factor {factor}: choose one of {', '.join(factors)}.")
+                    raise RungsError(
+                        f"{path}, {rule['name']}: {name} has no factor {factor}: choose one of {', '.join(factors)}."
+                    )
                 for level in levels:
                     if level not in factors[factor].levels:
                         known = ", ".join(map(str, factors[factor].levels))
-                        raise RungsError(f"{path}, {rule['name']}: factor {factor} has no level {level}: choose one of {known}.")
+                        raise RungsError(
+                            f"{path}, {rule['name']}: factor {factor} has no level {level}: choose one of {known}."
+                        )
     return rules
 
 
@@ -203,7 +207,9 @@ def rules_of(variant: Variant) -> list[Rule]:
     """The rules that a variant's levels call for, in the file's order."""
     wanted = load_evidence().get(variant.experiment)
     if wanted is None:
-        raise RungsError(f"config/evidence.yaml has no rules for experiment {variant.experiment}: add what proves its levels.")
+        raise RungsError(
+            f"config/evidence.yaml has no rules for experiment {variant.experiment}: add what proves its levels."
+        )
     return [
         Rule(rule["name"], scope, opcode, need == "must")
         for rule in wanted
@@ -263,11 +269,17 @@ def inspect(name: str, arch: str, manifest_path: Path, toolchain: str) -> DataFr
 
 def _objection(name: str, arch: str, rule: Rule, count: int) -> str:
     opcode, where = rule.opcode.lstrip("="), SCOPES[rule.scope]
-    found = f"needs {opcode} in the {where} and has none" if rule.wanted else f"has {count} {opcode} in the {where} and may have none"
+    found = (
+        f"needs {opcode} in the {where} and has none"
+        if rule.wanted
+        else f"has {count} {opcode} in the {where} and may have none"
+    )
     return f"{name} for {arch} {found} ({rule.name}): the binary is not what the variant declares."
 
 
-def _resources(manifest: dict[str, Any], device: Device, usage: dict[str, int]) -> list[tuple[str, str, int | None, str, str]]:
+def _resources(
+    manifest: dict[str, Any], device: Device, usage: dict[str, int]
+) -> list[tuple[str, str, int | None, str, str]]:
     """Registers and stack as the cubin declares them; the rest as ptxas reported and as the plan launches."""
     name, ptxas = manifest["variant"], manifest["ptxas"]
     smem = ptxas["smem_static_bytes"] + manifest["smem_dynamic_bytes"]

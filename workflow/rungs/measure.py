@@ -30,6 +30,8 @@ TWIN = "twin"
 BOUND = 1e-2
 """Relative Frobenius error allowed for bf16 results against a float64 reference."""
 POLL_SECONDS = 0.2
+LOAD_PROBLEM = (4096, 4096, 4096)
+"""What the control runs while a lock is tried: it draws as much power as any shape of a sweep."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,11 @@ def run_child(job_path: Path) -> int:
     for arm, binary in binaries.items():
         session.load(arm, experiment, binary.variant, device, binary.cubin)
     peak = device.bf16_flop_per_sm_cycle * session.sms
-    with clock.held(job["clock"], chosen) as held, clock.Sampler(chosen) as sampler:
+    load = None
+    if job["clock"]["mode"] == "lock":
+        session.set_problem(LOAD_PROBLEM, "normal", settings.seed)
+        load = clock.under(chosen, session.busy)
+    with clock.held(job["clock"], chosen, load) as held, clock.Sampler(chosen) as sampler:
         warm_seconds = settings.warmup_s
         for index, shape in enumerate(map(tuple, job["shapes"])):
             part = parts / f"{index}.json"
@@ -90,6 +96,8 @@ def run_child(job_path: Path) -> int:
             try:
                 check_problem(experiment, rung, shape)
                 measured = _measure(session, rung.name, shape, settings, experiment, sampler, held, peak, warm_seconds)
+                if warm_seconds:
+                    held.record["load_mhz"] = _median_mhz(measured["samples"])
                 warm_seconds = 0.0
             except Refused as refusal:
                 measured = failed(refusal.status, str(refusal))
@@ -98,6 +106,11 @@ def run_child(job_path: Path) -> int:
             print(f"{rung.name} {'x'.join(map(str, shape))}: {done} in {time.monotonic() - started:.2f} s", flush=True)
         write_json(parts / "session.json", {**session.describe(), "clock": held.record})
     return 0
+
+
+def _median_mhz(samples: Sequence[Mapping[str, Any]]) -> int | None:
+    clocks = sorted(sample["sm_mhz"] for sample in samples if sample["sm_mhz"])
+    return round(clocks[len(clocks) // 2]) if clocks else None
 
 
 def failed(status: str, reason: str) -> dict[str, Any]:

@@ -48,6 +48,14 @@ STYLE: dict[str, Any] = {
 }
 
 
+def draw(kind: str, results: Path, experiment_name: str, ladder_name: str, stale: Mapping[str, str]) -> None:
+    """Draw `figures/<experiment>/<kind>_<ladder>.svg` and `.png`; `kind` is heatmap or ladder."""
+    experiment, data = load_experiment(experiment_name), read_data(results, experiment_name)
+    plot = {"heatmap": plot_heatmap, "ladder": plot_ladder}[kind]
+    figure = plot(experiment, experiment.ladders[ladder_name], data, facts_of(results, experiment_name), stale)
+    save(figure, results / "figures" / experiment_name / f"{kind}_{ladder_name}")
+
+
 def run(results: Path, experiment_name: str, stale: Mapping[str, str] | None = None) -> None:
     """Draw `figures/<experiment>/{heatmap,ladder}_<ladder>.{svg,png}` for every ladder that the set measured."""
     experiment, data = load_experiment(experiment_name), read_data(results, experiment_name)
@@ -62,7 +70,9 @@ def measured_ladders(experiment: Experiment, shapes: pd.DataFrame) -> list[Ladde
     """Ladders of which the set was asked for two rungs or more: one rung alone (S3 is B3) is no ladder."""
     asked = set(shapes["variant"])
     return [
-        ladder for ladder in experiment.ladders.values() if sum(variant.name in asked for variant in ladder.rungs.values()) > 1
+        ladder
+        for ladder in experiment.ladders.values()
+        if sum(variant.name in asked for variant in ladder.rungs.values()) > 1
     ]
 
 
@@ -167,13 +177,11 @@ def _step_panel(
         experiment.factors[step.factor].levels[variant.level(step.factor)].title
         for variant in (step.source_variant, step.target_variant)
     )
-    axes.set_title(f"{step.source} → {step.target}", fontsize=9.5, fontweight="bold", pad=24)
+    controlled = bool(frame["controlled"].all())
+    title = f"{step.source} → {step.target}" + ("" if controlled else "  (not controlled)")
+    axes.set_title(title, fontsize=9.5, fontweight="bold", pad=24, color=INK if controlled else "#b03000")
     subtitle = "\n".join(textwrap.wrap(f"{before} → {after}", 30))
     axes.text(0.5, 1.03, subtitle, transform=axes.transAxes, ha="center", va="bottom", fontsize=6.8, color="#555555")
-    if not frame["controlled"].all():
-        note = {"transform": axes.transAxes, "fontsize": 6.8, "color": "#b03000"}
-        axes.text(0.5, -0.03, "not controlled", ha="center", va="top", **note)
-        axes.tick_params(axis="x", pad=9)
 
 
 def draw_cell(axes: Axes, row: Mapping[str, Any] | None, i: int, j: int) -> tuple[str, str]:
@@ -197,8 +205,8 @@ def draw_cell(axes: Axes, row: Mapping[str, Any] | None, i: int, j: int) -> tupl
 def signed(percent: float) -> str:
     """`+12.3 %`, with a digit more below 1 %."""
     digits = 2 if abs(percent) < 0.995 else 1 if abs(percent) < 99.95 else 0
-    text = f"{percent:+.{digits}f} %"
-    return text.replace("-", "−")
+    rounded = round(percent, digits) or 0.0
+    return f"{rounded:+.{digits}f} %".replace("-", "\N{MINUS SIGN}") if rounded else "0.00 %"
 
 
 def label_of(size: tuple[int, int]) -> str:
@@ -208,9 +216,13 @@ def label_of(size: tuple[int, int]) -> str:
 def _colour_bar(figure: Figure, width: float, height: float) -> None:
     axes = figure.add_axes((1 - 0.95 / width, 0.98 / height, 0.16 / width, 1 - 1.98 / height))
     bar = figure.colorbar(ScalarMappable(NORM, PALETTE), cax=axes, extend="both")
-    bar.set_ticks(list(TICKS), labels=[f"{tick:+d} %".replace("-", "−") if tick else "0 %" for tick in TICKS], fontsize=7.5)
+    bar.set_ticks(
+        list(TICKS),
+        labels=[f"{tick:+d} %".replace("-", "\N{MINUS SIGN}") if tick else "0 %" for tick in TICKS],
+        fontsize=7.5,
+    )
     bar.ax.minorticks_off()
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     bar.ax.tick_params(length=2)
     axes.set_title("gain", fontsize=8)
 
@@ -226,7 +238,7 @@ def _legend(figure: Figure, width: float, height: float) -> None:
     figure.legend(
         handles=handles,
         loc="lower left",
-        bbox_to_anchor=(0.1 / width, 0.28 / height),
+        bbox_to_anchor=(0.1 / width, 0.3 / height),
         ncols=5,
         frameon=False,
         fontsize=7.5,
@@ -239,17 +251,21 @@ def _legend(figure: Figure, width: float, height: float) -> None:
 def caption(facts: Facts, data: Mapping[str, pd.DataFrame], ladder: Ladder) -> str:
     """GPU, clock and rounds in one line."""
     shapes = data["shapes"][data["shapes"]["variant"].isin([variant.name for variant in ladder.rungs.values()])]
-    clock = {"observe": "clock observed, not locked", "lock": "clock locked"}.get(facts.clock, f"clock {facts.clock}")
-    parts = [f"{facts.gpu}, driver {facts.driver}", f"{clock}, {mhz_range(shapes)}", f"{rounds_range(shapes)} paired rounds"]
-    return "  ·  ".join([*parts, f"fill {facts.fill}, L2 {facts.l2}", *([" to ".join(facts.dates[:: len(facts.dates) - 1 or 1])])])
+    parts = [f"{facts.gpu}, driver {facts.driver}", f"{facts.clock}, {mhz_range(shapes)}"]
+    return "  ·  ".join(
+        [*parts, f"{rounds_range(shapes)} paired rounds", f"fill {facts.fill}, L2 {facts.l2}", facts.dates]
+    )
 
 
-def _footer(figure: Figure, facts: Facts, data: Mapping[str, pd.DataFrame], stale: Mapping[str, str], ladder: Ladder) -> None:
+def _footer(
+    figure: Figure, facts: Facts, data: Mapping[str, pd.DataFrame], stale: Mapping[str, str], ladder: Ladder
+) -> None:
     width, height = figure.get_size_inches()
     text = caption(facts, data, ladder)
     if set(stale) & {variant.name for variant in ladder.rungs.values()}:
         text += "  ·  † its source has changed since"
-    figure.text(0.2 / width, 0.16 / height, text, fontsize=7, color="#555555", va="center")
+    lines = textwrap.wrap(text, int(width * 17))
+    figure.text(0.2 / width, 0.16 / height, "\n".join(lines), fontsize=7, color="#555555", va="center")
 
 
 # Ladder
@@ -270,23 +286,38 @@ def plot_ladder(
     width, height = max(6.4, 1.1 + len(sizes) * 0.66 * (len(rungs) + 1)), 4.7
     with plt.rc_context(STYLE):
         figure, grid = plt.subplots(1, len(sizes), figsize=(width, height), sharey=True, squeeze=False)
-        figure.subplots_adjust(left=0.7 / width, right=1 - 0.15 / width, top=1 - 0.85 / height, bottom=1.42 / height, wspace=0.06)
+        figure.subplots_adjust(
+            left=0.7 / width, right=1 - 0.15 / width, top=1 - 0.78 / height, bottom=1.35 / height, wspace=0.06
+        )
         for axes, size in zip(grid[0], sizes, strict=True):
             for k in depths:
-                _depth(axes, ladder, {rung: rows.get((name, *size, k)) for rung, name in names.items()}, place, k, colours[k])
-            _name_gaps(axes, [{k: rows.get((name, *size, k)) for k in depths} for name in names.values()], list(place.values()))
+                _depth(
+                    axes,
+                    ladder,
+                    {rung: rows.get((name, *size, k)) for rung, name in names.items()},
+                    place,
+                    k,
+                    colours[k],
+                )
+            _name_gaps(
+                axes, [{k: rows.get((name, *size, k)) for k in depths} for name in names.values()], list(place.values())
+            )
             axes.axhline(100, color=INK, linewidth=0.8)
             if len(ladder.path) < len(rungs):
                 axes.axvline(len(ladder.path) - 0.2, color="#cccccc", linewidth=0.8, linestyle=(0, (3, 3)))
             axes.set_title(f"M = N = {size[0]}" if size[0] == size[1] else f"M x N = {label_of(size)}", fontsize=10)
-            labels = [f"{rung}{'†' if names[rung] in stale else ''}\n{describe(experiment, ladder, rung)}" for rung in rungs]
+            labels = [_rung_label(experiment, ladder, rung, names[rung] in stale) for rung in rungs]
             axes.set_xticks(list(place.values()), labels, fontsize=6.6)
             axes.set_xlim(-0.5, max(place.values()) + 0.5)
             axes.tick_params(length=0)
             axes.grid(axis="y", color="#e8e8e8", linewidth=0.7)
             axes.set_axisbelow(True)
             sns.despine(ax=axes, left=True)
-        top = max(110.0, *(float(r["share_high_percent"]) * 1.05 for r in rows.values() if pd.notna(r["share_high_percent"])), 0.0)
+        top = max(
+            110.0,
+            *(float(r["share_high_percent"]) * 1.05 for r in rows.values() if pd.notna(r["share_high_percent"])),
+            0.0,
+        )
         grid[0][0].set_ylim(0, top)
         grid[0][0].set_ylabel(f"share of {facts.control}, %")
         grid[0][-1].text(max(place.values()) + 0.45, 101, facts.control, ha="right", va="bottom", fontsize=7.5)
@@ -308,11 +339,15 @@ def plot_ladder(
     return figure
 
 
-def _depth(axes: Axes, ladder: Ladder, rows: Mapping[str, Any], place: Mapping[str, float], k: int, colour: Any) -> None:
+def _depth(
+    axes: Axes, ladder: Ladder, rows: Mapping[str, Any], place: Mapping[str, float], k: int, colour: Any
+) -> None:
     """One K: a joined line along the path, single marks elsewhere, intervals as bars."""
 
     def points(rungs: list[str]) -> tuple[list[float], list[float], list[list[float]]]:
-        here = [(place[rung], row) for rung in rungs if (row := rows[rung]) is not None and pd.notna(row["share_percent"])]
+        here = [
+            (place[rung], row) for rung in rungs if (row := rows[rung]) is not None and pd.notna(row["share_percent"])
+        ]
         values = [float(row["share_percent"]) for _, row in here]
         below = [v - _or(row["share_low_percent"], v) for v, (_, row) in zip(values, here, strict=True)]
         above = [_or(row["share_high_percent"], v) - v for v, (_, row) in zip(values, here, strict=True)]
@@ -321,7 +356,9 @@ def _depth(axes: Axes, ladder: Ladder, rows: Mapping[str, Any], place: Mapping[s
     x, y, error = points(list(ladder.path))
     axes.errorbar(x, y, error, color=colour, marker="o", markersize=4.5, linewidth=1.5, elinewidth=1, label=f"K = {k}")
     x, y, error = points([rung for rung in rows if rung not in ladder.path])
-    axes.errorbar(x, y, error, color=colour, marker="o", markersize=4.5, linestyle="none", elinewidth=1, markerfacecolor="white")
+    axes.errorbar(
+        x, y, error, color=colour, marker="o", markersize=4.5, linestyle="none", elinewidth=1, markerfacecolor="white"
+    )
 
 
 def _or(value: Any, fallback: float) -> float:
@@ -343,8 +380,12 @@ def _name_gaps(axes: Axes, columns: list[dict[int, Any]], places: list[float]) -
         axes.text(x, 1, "\n".join(lines), ha="center", va="bottom", fontsize=6.5, color="#666666")
 
 
-def describe(experiment: Experiment, ladder: Ladder, rung: str) -> str:
-    """What a rung is: its levels of the factors that the ladder moves, a line each."""
+def _rung_label(experiment: Experiment, ladder: Ladder, rung: str, stale: bool) -> str:
+    levels = [line for title in levels_of(experiment, ladder, rung) for line in textwrap.wrap(title, 14)]
+    return "\n".join([f"{rung}†" if stale else rung, *levels])
+
+
+def levels_of(experiment: Experiment, ladder: Ladder, rung: str) -> list[str]:
+    """What a rung is: the titles of its levels, of the factors that the ladder moves."""
     moved = dict.fromkeys(step.factor for step in ladder.steps)
-    titles = [experiment.factors[factor].levels[ladder.rungs[rung].level(factor)].title for factor in moved]
-    return "\n".join(line for title in titles for line in textwrap.wrap(title, 14))
+    return [experiment.factors[factor].levels[ladder.rungs[rung].level(factor)].title for factor in moved]

@@ -191,7 +191,8 @@ def diagnose(text: str, kernel: str) -> tuple[str, str] | None:
     if "a driver resource was unavailable" in text:
         names = ", ".join(f"{name} (process {pid})" for pid, name in holders()) or "one that this user cannot see"
         return NOT_RUN, (
-            f"Another profiler holds the counters: {names}; nothing was stopped. Pause it (DCGM: `dcgmi profile --pause`) and run again."
+            f"Another profiler holds the counters: {names}; nothing was stopped. Pause it (DCGM: `dcgmi profile --pause`)"
+            " and run again."
         )
     if found := re.search(r"The application returned an error code \((\d+)\)", text):
         return CRASHED, f"The process that launches the kernel ended with exit status {found[1]}{_last_words(text)}."

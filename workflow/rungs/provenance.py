@@ -325,18 +325,18 @@ def readme(check: bool = False) -> int:
 
     path = ROOT / "README.md"
     text = path.read_text(encoding="utf-8")
-    made = text
+    blocks: dict[str, str] = {}
     for results in recorded_sets():
         for name in settings.recorded_experiments(results.relative_to("results").as_posix()):
-            made = tables.apply_blocks(made, tables.readme_blocks(results, load_experiment(name), stale(results, [name])))
-    if made == text:
+            made = tables.readme_blocks(results, name, stale(results, [name]))
+            blocks |= {f"{results.name}:{block}": content for block, content in made.items()}
+    made_text = tables.apply_blocks(text, blocks)
+    if made_text == text:
         print("README.md is current.")
         return 0
     if check:
         print("README.md is not current: run `python -m rungs readme`.")
         return 1
-    write_text(path, made)
+    write_text(path, made_text)
     print("README.md is written anew.")
     return 0
-
-

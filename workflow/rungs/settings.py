@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -154,14 +155,30 @@ def resolve(config: Mapping[str, Any]) -> Run:
 
 
 def _as_lists(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`--config ladders=B` gives a string and `device=0` a number where the schema has a list and a string."""
+    """`--config ladders=B` gives a string and `device=0` a number where the schema has a list and a string.
+
+    Numbers inside lists and mappings arrive as strings.
+    """
     wanted = copy.deepcopy(dict(config))
+    for key in ("measure", "clock", "profile", "axes"):
+        if key in wanted:
+            wanted[key] = _as_numbers(wanted[key])
     for key in ("experiments", "ladders", "recorded"):
         if isinstance(wanted.get(key), str) and wanted[key] != "all":
             wanted[key] = [wanted[key]]
     if isinstance(wanted.get("device"), int):
         wanted["device"] = str(wanted["device"])
     return wanted
+
+
+def _as_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _as_numbers(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_as_numbers(inner) for inner in value]
+    if isinstance(value, str) and re.fullmatch(r"-?\d+(\.\d+)?|true|false", value, re.IGNORECASE):
+        return json.loads(value.lower())
+    return value
 
 
 def profiling_permission(ncu: str) -> str:

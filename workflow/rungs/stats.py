@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rungs.bootstrap import FEWEST, Median, block_length, median_error, median_interval
 
@@ -24,6 +25,7 @@ __all__ = [
     "verdict",
 ]
 
+T = TypeVar("T", bound=Hashable)
 MOST_ROUNDS = 100_000
 """A number of rounds beyond which the answer to "how many more" is "none that anyone would wait for"."""
 
@@ -97,9 +99,7 @@ def shape_class(m: int, n: int, tile_m: int, tile_n: int, ctas_per_sm: int, sms:
     return "one wave" if tiles <= ctas_per_sm * sms else "many waves"
 
 
-def floor_of(
-    twin: Mapping[Hashable, Sequence[float]], control: Mapping[Hashable, Sequence[float]], jobs: int
-) -> Floor | None:
+def floor_of(twin: Mapping[T, Sequence[float]], control: Mapping[T, Sequence[float]], jobs: int) -> Floor | None:
     """The floor of a class: per shape, one median per job of binary against twin, and of binary against control.
 
     None where nothing was measured.

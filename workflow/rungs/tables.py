@@ -1,1 +1,724 @@
-"""placeholder while the tables are written."""
+"""Tables in Markdown, each with one generated sentence of conclusion and a line of provenance; the README's blocks."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rungs.aggregate import Facts, facts_of, mhz_range, read_data, rounds_range
+from rungs.errors import RungsError
+from rungs.files import ROOT, sha256_json, write_text
+from rungs.plots import levels_of, measured_ladders
+from rungs.variants import Experiment, Ladder, Step, load_experiment
+
+DAGGER = "†"
+Row = dict[str, Any]
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the tables of one experiment are made of. `stale`: variant -> why its recording no longer fits its source."""
+
+    experiment: Experiment
+    data: Mapping[str, pd.DataFrame]
+    facts: Facts
+    stale: Mapping[str, str]
+    results: Path
+
+    def rows(self, kind: str) -> list[Row]:
+        """The frame's rows, missing numbers as None."""
+        frame = self.data[kind]
+        return frame.astype(object).where(frame.notna(), None).to_dict("records")
+
+
+def run(results: Path, experiment_names: list[str], stale: Mapping[str, str] | None = None) -> None:
+    """Write `md/<experiment>.md` for each experiment and the set's `README.md`."""
+    write_tables(results, experiment_names, stale)
+
+
+def write_tables(results: Path, experiment_names: Sequence[str], stale: Mapping[str, str] | None = None) -> None:
+    for name in experiment_names:
+        write_text(results / "md" / f"{name}.md", render_experiment(results, name, stale))
+    write_text(results / "README.md", render_set(results, experiment_names, stale))
+
+
+def read_source(results: Path, experiment: str | Experiment, stale: Mapping[str, str] | None = None) -> Source:
+    experiment = load_experiment(experiment) if isinstance(experiment, str) else experiment
+    return Source(
+        experiment, read_data(results, experiment.name), facts_of(results, experiment.name), stale or {}, results
+    )
+
+
+# Documents
+
+
+def render_experiment(results: Path, experiment: str | Experiment, stale: Mapping[str, str] | None = None) -> str:
+    """All tables of an experiment, as `md/<experiment>.md` holds them."""
+    source = read_source(results, experiment, stale)
+    parts = [f"# {source.experiment.name} on {source.facts.gpu}", source.experiment.question]
+    for ladder in measured_ladders(source.experiment, source.data["shapes"]):
+        figures = f"../figures/{source.experiment.name}"
+        parts += [f"## Ladder {ladder.name}: {ladder.title}", ladder_tables(source, ladder)]
+        parts += [f"### Steps of ladder {ladder.name}", step_tables(source, ladder), figure_links(ladder, figures)]
+        parts += [f"### What changed in the binaries of ladder {ladder.name}", evidence_table(source, ladder)]
+        parts += [f"### Counters of ladder {ladder.name}", counter_tables(source, ladder)]
+    parts += ["## Floor", floor_table(source)]
+    if gaps := gap_table(source):
+        parts += ["## Not measured", gaps]
+    return "\n\n".join(parts) + "\n"
+
+
+def render_set(results: Path, experiment_names: Sequence[str], stale: Mapping[str, str] | None = None) -> str:
+    """The set's `README.md`: what was measured on what, and where the tables and figures are."""
+    sources = [read_source(results, name, stale) for name in experiment_names]
+    parts = [f"# {results.name}"]
+    for source in sources:
+        name, facts = source.experiment.name, source.facts
+        parts += [f"## [{name}](md/{name}.md)", source.experiment.question]
+        parts.append(f"{facts.gpu}, driver {facts.driver}{f', {facts.software}' if facts.software else ''}.")
+        parts.append(coverage_table(source))
+        for ladder in measured_ladders(source.experiment, source.data["shapes"]):
+            parts += [f"### Ladder {ladder.name}: {ladder.title}", ladder_tables(source, ladder)]
+            parts.append(figure_links(ladder, f"figures/{name}"))
+    return "\n\n".join(parts) + "\n"
+
+
+def readme_blocks(
+    results: Path, experiment: str | Experiment, stale: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Block name -> Markdown, for `apply_blocks`: per ladder `<experiment>:{ladder,steps,evidence,ncu,figures}:<ladder>`,
+    and `<experiment>:floor`. Links are relative to the checkout."""
+    source = read_source(results, experiment, stale)
+    name = source.experiment.name
+    figures = Path(os.path.relpath(results.resolve(), ROOT)).as_posix() + f"/figures/{name}"
+    blocks = {f"{name}:floor": floor_table(source)}
+    for ladder in measured_ladders(source.experiment, source.data["shapes"]):
+        blocks |= {
+            f"{name}:ladder:{ladder.name}": ladder_tables(source, ladder),
+            f"{name}:steps:{ladder.name}": step_tables(source, ladder),
+            f"{name}:evidence:{ladder.name}": evidence_table(source, ladder),
+            f"{name}:ncu:{ladder.name}": counter_tables(source, ladder),
+            f"{name}:figures:{ladder.name}": figure_links(ladder, figures),
+        }
+    return blocks
+
+
+MARKER = re.compile(r"<!-- rungs:(?P<name>\S+) (?P<edge>begin|end) -->")
+
+
+def apply_blocks(readme_text: str, blocks: Mapping[str, str]) -> str:
+    """The README with every `<!-- rungs:NAME begin -->` to `end` filled.
+
+    Raises RungsError for a marker without its partner, and for a name that no block has.
+    """
+    filled, position, opened = [], 0, ""
+    for marker in MARKER.finditer(readme_text):
+        name = marker["name"]
+        if (marker["edge"] == "begin") == bool(opened) or opened not in ("", name):
+            raise RungsError(
+                f"README marker `{marker[0]}` stands where {f'the end of {opened}' if opened else 'a begin'} is expected:"
+                " give each begin its end."
+            )
+        if marker["edge"] == "begin":
+            if name not in blocks:
+                raise RungsError(
+                    f"README marker `{marker[0]}` names no block: the blocks are {', '.join(sorted(blocks))}."
+                )
+            filled.append(f"{readme_text[position : marker.end()]}\n{blocks[name].strip()}\n")
+            opened = name
+        else:
+            opened = ""
+            position = marker.start()
+    if opened:
+        raise RungsError(
+            f"README marker `<!-- rungs:{opened} begin -->` has no end: add `<!-- rungs:{opened} end -->`."
+        )
+    return "".join(filled) + readme_text[position:]
+
+
+def figure_links(ladder: Ladder, folder: str) -> str:
+    return "\n\n".join(
+        [
+            f"![Gain of each step of ladder {ladder.name}, K against M = N]({folder}/heatmap_{ladder.name}.svg)",
+            f"![Share of the control along ladder {ladder.name}]({folder}/ladder_{ladder.name}.svg)",
+        ]
+    )
+
+
+# Tables
+
+
+def ladder_tables(source: Source, ladder: Ladder) -> str:
+    """Per M = N, largest first: a row per rung, TFLOP/s and share of the control at each K."""
+    names = {rung: variant.name for rung, variant in ladder.rungs.items()}
+    cells = {
+        (row["variant"], row["m"], row["n"], row["k"]): row
+        for row in source.rows("shapes")
+        if row["variant"] in names.values()
+    }
+    tables = []
+    for size in _sizes(cells):
+        depths = sorted({key[3] for key in cells if key[1:3] == size})
+        rows = [
+            [rung, _describe(source, ladder, rung), *(_rung_cell(source, cells.get((name, *size, k))) for k in depths)]
+            for rung, name in names.items()
+        ]
+        control = [
+            [
+                row["control_tflops"]
+                for name in names.values()
+                if (row := cells.get((name, *size, k))) and row["control_tflops"]
+            ]
+            for k in depths
+        ]
+        rows.append(["control", source.facts.control, *(f"{pd.Series(c).median():.1f}" if c else "" for c in control)])
+        head = f"{_size(size)}: TFLOP/s and, in brackets, the share of {source.facts.control} in the same rounds."
+        headers = ["rung", "what it is", *(f"K={k}" for k in depths)]
+        used = [row for key, row in cells.items() if key[1:3] == size]
+        tables.append(
+            _table(
+                source, head, headers, rows, _ladder_sentence(source, ladder, names, cells, size), used, names.values()
+            )
+        )
+    return "\n\n".join(tables)
+
+
+def step_tables(source: Source, ladder: Ladder) -> str:
+    """Per M = N, largest first: a row per step, gain with its 95 % interval and the verdict at each K."""
+    cells = {
+        (row["step"], row["m"], row["n"], row["k"]): row for row in source.rows("steps") if row["ladder"] == ladder.name
+    }
+    tables = []
+    for size in _sizes(cells):
+        here = {(key[0], key[3]): row for key, row in cells.items() if key[1:3] == size}
+        depths = sorted({k for _, k in here})
+        rows = [
+            [
+                step.label,
+                _change(source.experiment, step),
+                *(_step_cell(source, here.get((step.label, k))) for k in depths),
+            ]
+            for step in ladder.steps
+            if any((step.label, k) in here for k in depths)
+        ]
+        head = f"{_size(size)}: gain in speed, with its 95 % interval."
+        headers = ["step", "change", *(f"K={k}" for k in depths)]
+        names = [variant.name for variant in ladder.rungs.values()]
+        used = [row for row in source.rows("shapes") if row["variant"] in names and (row["m"], row["n"]) == size]
+        notes = [
+            f"The verdict's interval is wider, since ladder {ladder.name} makes {_claims(cells)} claims; none is made under the floor."
+        ]
+        timed = [row for row in here.values() if row["gain_percent"] is not None]
+        if loose := dict.fromkeys(f"{row['step']}: {row['reason']}" for row in timed if not row["controlled"]):
+            notes.append("‡ " + " ".join(loose))
+        tables.append(
+            _table(source, head, headers, rows, _step_sentence(source, ladder, here, size), used, names, notes)
+        )
+    return "\n\n".join(tables)
+
+
+def evidence_table(source: Source, ladder: Ladder) -> str:
+    """A row per step: registers, CTAs per SM, other resources and the opcodes of the main loop, before > after."""
+    changes = [row for row in source.rows("changes") if row["ladder"] == ladder.name]
+    controlled = {row["step"]: row for row in source.rows("steps") if row["ladder"] == ladder.name}
+    rows = []
+    for step in ladder.steps:
+        here = [row for row in changes if row["step"] == step.label]
+        if not here:
+            continue
+        resource = {row["name"]: row for row in here if row["kind"] == "resource"}
+        others = [_moved(row) for name, row in resource.items() if name not in ("registers", "ctas_per_sm")]
+        opcodes = [_moved(row) for row in here if row["kind"] == "opcode"]
+        old = bool({step.source_variant.name, step.target_variant.name} & set(source.stale))
+        rows.append(
+            [
+                step.label,
+                source.experiment.factors[step.factor].title,
+                _marked(_before_after(resource.get("registers")), old),
+                _marked(_before_after(resource.get("ctas_per_sm")), old),
+                _marked(", ".join(others) or "none", old),
+                _marked(", ".join(opcodes) or "none", old),
+                "yes" if controlled.get(step.label, {}).get("controlled") else "**no**",
+            ]
+        )
+    headers = [
+        "step",
+        "factor",
+        "registers",
+        "CTAs per SM",
+        "other resources",
+        "opcodes in the main loop",
+        "controlled",
+    ]
+    names = [variant.name for variant in ladder.rungs.values()]
+    head = "What differs between the two binaries of each step, before > after."
+    return _table(source, head, headers, rows, _evidence_sentence(changes, controlled), [], names)
+
+
+def counter_tables(source: Source, ladder: Ladder) -> str:
+    """Per profiled shape: a row per rung with ncu's counters. A gap says which of the three kinds it is.
+
+    A column that no rung has is left out; where there is none at all, one column says why.
+    """
+    names = {rung: variant.name for rung, variant in ladder.rungs.items()}
+    rows = [row for row in source.rows("counters") if row["variant"] in names.values()]
+    shapes = sorted({(row["m"], row["n"], row["k"]) for row in rows}, reverse=True)
+    tables = []
+    for shape in shapes:
+        here: dict[str, dict[str, Row]] = {}
+        for row in rows:
+            if (row["m"], row["n"], row["k"]) == shape:
+                here.setdefault(row["variant"], {})[row["metric"]] = row
+        columns = [column for column in COLUMNS if any(column.value(counters) for counters in here.values())]
+        body = [
+            [
+                rung,
+                *(_marked(column.show(here.get(name, {})), name in source.stale) for column in columns or COLUMNS[:1]),
+            ]
+            for rung, name in names.items()
+        ]
+        reasons = sorted(
+            {
+                f"{row['status']}: {row['reason']}"
+                for counters in here.values()
+                for row in counters.values()
+                if row["status"] not in ("ok", "not on this chip") and row["reason"]
+            }
+        )
+        head = f"M={shape[0]}, N={shape[1]}, K={shape[2]}: Nsight Compute, one launch; k, M, G are powers of 1000."
+        headers = ["rung", *(column.title for column in columns)] if columns else ["rung", "counters"]
+        sentence = _counter_sentence(names, here, shape)
+        notes = [" ".join(reasons)] if reasons else []
+        tables.append(_table(source, head, headers, body, sentence, None, names.values(), notes))
+    return "\n\n".join(tables)
+
+
+def floor_table(source: Source) -> str:
+    """What the same binary shows against itself."""
+    rows = []
+    for row in source.rows("floor"):
+        values = [
+            _percent_or(row[name], "not measured") for name in ("floor_percent", "within_percent", "between_percent")
+        ]
+        rows.append([row["shape_class"], *values, str(row["shapes"]), str(row["jobs"])])
+    known = [row for row in source.rows("floor") if row["floor_percent"] is not None]
+    if known:
+        worst = max(known, key=lambda row: row["floor_percent"])
+        from_what = "between jobs" if (worst["between_percent"] or 0) > worst["within_percent"] else "within a job"
+        sentence = (
+            f"The same binary differs from itself by at most {worst['floor_percent']:.2f} % ({worst['shape_class']}, {from_what}),"
+            " and no step is claimed under its class's floor."
+        )
+    else:
+        sentence = "The floor was not measured, so that no step has a verdict."
+    head = f"{source.experiment.floor_variant.name} against itself: its twin in the same rounds, and separate jobs against the control."
+    headers = ["shape class", "floor", "within a job", "between jobs", "shapes", "jobs"]
+    name = source.experiment.floor_variant.name
+    used = [row for row in source.rows("shapes") if row["variant"] == name]
+    return _table(source, head, headers, rows, sentence, used, [name])
+
+
+def coverage_table(source: Source) -> str:
+    """How much of what was asked for is there, per kind of job."""
+    frame = source.data["coverage"]
+    rows = []
+    for what in dict.fromkeys(frame["what"]):
+        counts = Counter(frame[frame["what"] == what]["status"])
+        rest = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()) if status != "ok")
+        rows.append([what, str(counts["ok"]), rest or "none"])
+    return _grid(["what", "ok", "other"], rows)
+
+
+def gap_table(source: Source) -> str:
+    """Everything asked for that is not there, with its reason; empty where nothing is missing."""
+    grouped: dict[tuple[str, str, str, str], list[str]] = {}
+    for row in source.rows("coverage"):
+        if row["status"] != "ok":
+            shape = "" if row["k"] is None else f"{row['m']}x{row['n']}x{row['k']}"
+            grouped.setdefault((row["variant"], row["what"], row["status"], row["reason"]), []).append(shape)
+    if not grouped:
+        return ""
+    rows = []
+    for (variant, what, status, reason), shapes in grouped.items():
+        rung = " ".join(source.experiment.rung_names(source.experiment.variant(variant))) or variant
+        where = ", ".join(filter(None, shapes)) if len(shapes) < 4 else f"{len(shapes)} shapes"
+        rows.append([rung, variant, what, where, status, reason])
+    return _grid(["rung", "variant", "what", "where", "status", "reason"], rows)
+
+
+# Cells
+
+
+def _rung_cell(source: Source, row: Row | None) -> str:
+    if row is None:
+        return "not run"
+    if row["tflops"] is None:
+        return str(row["status"])
+    mark = DAGGER if row["variant"] in source.stale else ""
+    share = row["status"] if row["share_percent"] is None else f"{row['share_percent']:.1f} %"
+    return f"{row['tflops']:.1f} ({share}){mark}"
+
+
+def _step_cell(source: Source, row: Row | None) -> str:
+    """`+12.3 % ±0.2 faster`, the word of what went wrong, or the gain with the word of what the verdict lacks."""
+    if row is None:
+        return "not run"
+    if row["gain_percent"] is None:
+        return str(row["status"])
+    word = row["verdict"] if row["verdict"] != "none" else "no floor"
+    if row["rounds_to_decide"] is not None:
+        word += f" (+{_about(row['rounds_to_decide'])} rounds)"
+    marks = (DAGGER if {row["source_variant"], row["target_variant"]} & set(source.stale) else "") + (
+        "" if row["controlled"] else "‡"
+    )
+    return f"{_gain(row)} {word}{marks}"
+
+
+def _gain(row: Row) -> str:
+    """`+12.3 % ±0.2`; a digit more where gain and interval are under 1 %."""
+    if row["high_percent"] is None:
+        return f"{row['gain_percent']:+.1f} % (too few rounds for an interval)"
+    half = (row["high_percent"] - row["low_percent"]) / 2
+    digits = max(_digits(row["gain_percent"]), 2 if half < 0.05 else 1)
+    return f"{_signed(row['gain_percent'], digits)} % ±{half:.{digits}f}"
+
+
+def _digits(percent: float) -> int:
+    return 2 if abs(percent) < 0.995 else 1
+
+
+def _signed(percent: float, digits: int) -> str:
+    """`+12.3`; what rounds to nothing has no minus."""
+    return f"{round(percent, digits) + 0.0:+.{digits}f}"
+
+
+def _about(rounds: int) -> int:
+    """Rounded up to two digits: it is an estimate."""
+    unit = 10 ** max(len(str(rounds)) - 2, 0)
+    return -(-rounds // unit) * unit
+
+
+def _percent_or(value: float | None, word: str) -> str:
+    return word if value is None else f"{value:.2f} %"
+
+
+def _before_after(row: Row | None) -> str:
+    if row is None or (row["before"] is None and row["after"] is None):
+        return "not inspected"
+    before, after = ("?" if value is None else f"{value:g}" for value in (row["before"], row["after"]))
+    return before if before == after else f"{before} > {after}"
+
+
+def _marked(cell: str, stale: bool) -> str:
+    return cell + DAGGER if stale and any(map(str.isdigit, cell)) else cell
+
+
+def _moved(row: Row) -> str:
+    return f"{row['name']} {_before_after(row)}"
+
+
+def _describe(source: Source, ladder: Ladder, rung: str) -> str:
+    return ", ".join(levels_of(source.experiment, ladder, rung))
+
+
+def _change(experiment: Experiment, step: Step) -> str:
+    levels = experiment.factors[step.factor].levels
+    return " > ".join(
+        levels[variant.level(step.factor)].title for variant in (step.source_variant, step.target_variant)
+    )
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the counter table: metrics that are added up, or with `pick` shown by their own rule."""
+
+    title: str
+    metrics: tuple[str, ...]
+    show_value: Callable[[float], str]
+    pick: re.Pattern[str] | None = None
+
+    def value(self, counters: Mapping[str, Row]) -> str:
+        """The cell; empty without a counter."""
+        if self.pick:
+            named = (
+                (row["value"], match[1]) for metric, row in counters.items() if (match := self.pick.fullmatch(metric))
+            )
+            top = sorted(((value, name) for value, name in named if value and name not in NO_STALL), reverse=True)[:3]
+            return ", ".join(f"{name} {value:.1f}" for value, name in top)
+        values = [counters[metric]["value"] for metric in self.metrics if metric in counters]
+        values = [value for value in values if value is not None]
+        return self.show_value(sum(values)) if values else ""
+
+    def show(self, counters: Mapping[str, Row]) -> str:
+        """The cell, or the word for its gap: that of its own metrics, else that of the rung."""
+        if cell := self.value(counters):
+            return cell
+        own = [
+            row
+            for metric, row in counters.items()
+            if metric in self.metrics or (self.pick and self.pick.fullmatch(metric))
+        ]
+        words = [row["status"] for row in own or counters.values() if row["status"] != "ok"]
+        return words[0] if words else "not counted" if counters else "not run"
+
+
+NO_STALL = ("selected",)
+"""A warp that issues is not stalled, though ncu lists it among the reasons."""
+
+
+def _count(value: float) -> str:
+    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+def _bytes(value: float) -> str:
+    return f"{_count(value)}{'' if abs(value) >= 1e3 else ' '}B"
+
+
+def _share(value: float) -> str:
+    return f"{value:.1f} %"
+
+
+TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
+STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
+_WAVEFRONTS = "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_"
+_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_"
+COLUMNS = (
+    Column("instructions", ("smsp__inst_executed.sum",), _count),
+    Column("ldmatrix", ("smsp__inst_executed_op_ldsm.sum",), _count),
+    Column("LDS", ("smsp__inst_executed_op_shared_ld.sum",), _count),
+    Column("STS", ("smsp__inst_executed_op_shared_st.sum",), _count),
+    Column("cp.async", ("smsp__inst_executed_op_ldgsts.sum",), _count),
+    Column("TMA loads", ("smsp__inst_executed_op_tma_ld.sum",), _count),
+    Column("shared wavefronts", tuple(f"{_WAVEFRONTS}{op}.sum" for op in ("ld", "ldsm", "st", "ldgsts")), _count),
+    Column("load conflicts", (f"{_CONFLICTS}ld.sum",), _count),
+    Column("store conflicts", (f"{_CONFLICTS}st.sum",), _count),
+    Column(
+        "bytes loaded",
+        (
+            "l1tex__m_xbar2l1tex_read_bytes_mem_lg_op_ld.sum",
+            "sm__sass_l1tex_m_xbar2l1tex_read_bytes_mem_global_op_ldgsts_cache_bypass.sum",
+            "l1tex__m_xbar2l1tex_read_bytes_mem_global_op_tma_ld.sum",
+        ),
+        _bytes,
+    ),
+    Column("DRAM", ("dram__bytes.sum",), _bytes),
+    Column("L2 hits", ("lts__t_sector_hit_rate.pct",), _share),
+    Column("tensor pipe busy", (TENSOR,), _share),
+    Column("top stalls (warps per issue)", (), _count, STALL),
+)
+
+
+# Sentences
+
+
+def _ladder_sentence(
+    source: Source, ladder: Ladder, names: Mapping[str, str], cells: Mapping[tuple, Row], size: Size
+) -> str:
+    """Fastest and slowest rung at the largest K that has figures, and what the path gains from end to end."""
+    depths = sorted({key[3] for key in cells if key[1:3] == size}, reverse=True)
+    for k in depths:
+        rows = {rung: cells[name, *size, k] for rung, name in names.items() if (name, *size, k) in cells}
+        rows = {rung: row for rung, row in rows.items() if row["share_percent"] is not None}
+        if len(rows) < 2:
+            continue
+        best, worst = (pick(rows, key=lambda rung: rows[rung]["share_percent"]) for pick in (max, min))
+        low = rows[best]["share_low_percent"]
+        equals = [
+            rung
+            for rung, row in rows.items()
+            if rung != best and low is not None and (row["share_high_percent"] or 0) >= low
+        ]
+        alike = f" (not told apart from {', '.join(equals)})" if equals else ""
+        sentence = (
+            f"At {_size(size)}, K={k} the fastest rung is {best}, {_describe(source, ladder, best)}{alike}, with"
+            f" {rows[best]['share_percent']:.1f} % of {source.facts.control}, and the slowest is {worst},"
+            f" {_describe(source, ladder, worst)}, with {rows[worst]['share_percent']:.1f} %"
+        )
+        first, last = ladder.path[0], ladder.path[-1]
+        if first in rows and last in rows:
+            ratio = 100 * (rows[last]["share_percent"] / rows[first]["share_percent"] - 1)
+            sentence += f"; the path {' > '.join(ladder.path)} gains {ratio:+.1f} %"
+        return sentence + "."
+    return (
+        f"At {_size(size)} fewer than two rungs have a share of {source.facts.control}, so there is nothing to compare."
+    )
+
+
+def _step_sentence(source: Source, ladder: Ladder, rows: Mapping[tuple[str, int], Row], size: Size) -> str:
+    """The controlled steps that gain and lose most and where, how the path's gains change with K, and the count of verdicts."""
+    judged = [row for row in rows.values() if row["verdict"] != "none"]
+    where = f"At {_size(size)}"
+    if not judged:
+        known = any(row["gain_percent"] is not None for row in rows.values())
+        return f"{where} no step has a verdict, since {'the floor was not measured' if known else 'none was timed'}."
+    counts = Counter(row["verdict"] for row in judged)
+    tally = ", ".join(f"{counts[word]} {word}" for word in ("faster", "slower", "tie", "undecided") if counts[word])
+    clauses = []
+    faster, slower = (
+        [row for row in judged if row["verdict"] == verdict and row["controlled"]] for verdict in ("faster", "slower")
+    )
+    if faster:
+        most = max(faster, key=lambda row: row["gain_percent"])
+        clauses.append(f"{most['step']} gains most, {_gain(most)} at K={most['k']}")
+    if slower:
+        least = min(slower, key=lambda row: row["gain_percent"])
+        clauses.append(f"{least['step']} loses most, {_gain(least)} at K={least['k']}")
+    if not clauses:
+        clauses.append("no controlled step is clear of the floor")
+    clauses += _trends(ladder, rows)
+    unsure = list(dict.fromkeys(row["step"] for row in judged if not row["controlled"]))
+    loose = f"; {', '.join(unsure)} not controlled and so not ranked" if unsure else ""
+    return f"{where} {', '.join(clauses)}; verdicts: {tally}{loose}."
+
+
+def _trends(ladder: Ladder, rows: Mapping[tuple[str, int], Row]) -> list[str]:
+    """How the gain of each step of the path changes from the smallest to the largest K, as far as the intervals tell."""
+    found: dict[tuple[int, int], list[str]] = {}
+    for label in (f"{a}>{b}" for a, b in zip(ladder.path, ladder.path[1:], strict=False)):
+        depths = sorted(k for (step, k), row in rows.items() if step == label and row["claim_high_percent"] is not None)
+        if len(depths) > 1:
+            line = [rows[label, k] for k in depths]
+            digits = max(_digits(row["gain_percent"]) for row in (line[0], line[-1]))
+            ends = " to ".join(_signed(row["gain_percent"], digits) for row in (line[0], line[-1]))
+            found.setdefault((depths[0], depths[-1]), []).append(f"of {label} {trend(line)} ({ends} %)")
+    return [f"from K={first} to {last} the gain {', '.join(steps)}" for (first, last), steps in found.items()]
+
+
+def trend(line: Sequence[Row]) -> str:
+    """`rises`, `falls`, `peaks`, `dips` or `does not change beyond its interval`, along rows in the order of K."""
+    first, last, inner = line[0], line[-1], line[1:-1]
+    if any(row["claim_low_percent"] > max(first["claim_high_percent"], last["claim_high_percent"]) for row in inner):
+        return "peaks in between"
+    if any(row["claim_high_percent"] < min(first["claim_low_percent"], last["claim_low_percent"]) for row in inner):
+        return "dips in between"
+    if last["claim_low_percent"] > first["claim_high_percent"]:
+        return "rises"
+    return "falls" if last["claim_high_percent"] < first["claim_low_percent"] else "does not change beyond its interval"
+
+
+def _evidence_sentence(changes: Sequence[Row], controlled: Mapping[str, Row]) -> str:
+    good = [label for label, row in controlled.items() if row["controlled"]]
+    bad = [label for label, row in controlled.items() if not row["controlled"]]
+    moved = [
+        row
+        for row in changes
+        if row["name"] == "registers" and row["before"] is not None and row["after"] not in (None, row["before"])
+    ]
+    sentence = f"{len(good)} of {len(controlled)} steps are controlled: the same CTAs per SM on both sides and all evidence there"
+    if bad:
+        sentence += f"; {', '.join(bad)} {'is' if len(bad) == 1 else 'are'} not"
+    if moved:
+        most = max(moved, key=lambda row: abs(row["after"] - row["before"]))
+        sentence += f"; registers move most in {most['step']}, {_before_after(most)}"
+    return sentence + "."
+
+
+def _counter_sentence(names: Mapping[str, str], here: Mapping[str, Mapping[str, Row]], shape: tuple) -> str:
+    busy = {
+        rung: float(row["value"])
+        for rung, name in names.items()
+        if (row := here.get(name, {}).get(TENSOR)) and row["value"] is not None
+    }
+    where = f"At {shape[0]}x{shape[1]}x{shape[2]}"
+    if not busy:
+        words = Counter(
+            row["status"] for counters in here.values() for row in counters.values() if row["status"] != "ok"
+        )
+        word = words.most_common(1)[0][0] if words else "not run"
+        return f"{where} there are no counters ({word}), and the timing tables do not need them."
+    best, worst = max(busy, key=lambda rung: busy[rung]), min(busy, key=lambda rung: busy[rung])
+    stalls = COLUMNS[-1]
+    sentence = f"{where} the tensor pipe is busiest in {best}, {busy[best]:.1f} % of the time"
+    if best != worst:
+        sentence += (
+            f", and least in {worst}, {busy[worst]:.1f} %, where the top stalls are {stalls.show(here[names[worst]])}"
+        )
+    missing = len(names) - len(busy)
+    return sentence + (f"; {missing} of {len(names)} rungs have no such counter." if missing else ".")
+
+
+# Layout
+
+
+def _table(
+    source: Source,
+    head: str,
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    sentence: str,
+    used: Sequence[Row] | None,
+    variants: Iterable[str],
+    notes: Sequence[str] = (),
+) -> str:
+    """Heading, grid, notes, conclusion, provenance. `used` as in `provenance_line`."""
+    variants = list(variants)
+    footnotes = [f"<sub>{note}</sub>" for note in notes]
+    if any(DAGGER in cell for row in rows for cell in row):
+        old = dict.fromkeys(f"{name}: {reason}" for name, reason in source.stale.items() if name in variants)
+        footnotes.append(f"<sub>{DAGGER} Stale. {' '.join(old)}</sub>")
+    line = provenance_line(source, used, variants)
+    return "\n\n".join([head, _grid(headers, rows), *footnotes, f"**{sentence}**", f"<sub>{line}</sub>"])
+
+
+def provenance_line(source: Source, used: Sequence[Row] | None, variants: Sequence[str]) -> str:
+    """GPU, driver, clock, rounds, floor, fill, L2 policy, date, runs, builds, and the experiment's declared constants.
+
+    `used` are the rows of `shapes` behind the table, empty where it shows no times; None for the counters, which have runs of
+    their own.
+    """
+    facts = source.facts
+    parts = [f"{facts.gpu}, driver {facts.driver}", *([facts.software] if facts.software else [])]
+    if used:
+        frame = pd.DataFrame(used).astype({"sm_mhz": "float64", "rounds": "float64"})
+        floors = [
+            f"{row['floor_percent']:.2f} % {row['shape_class']}" for row in source.rows("floor") if row["floor_percent"]
+        ]
+        parts += [f"{facts.clock}, {mhz_range(frame)}", f"{rounds_range(frame)} rounds"]
+        parts += [f"floor {', '.join(floors) or 'not measured'}", f"fill {facts.fill}, L2 {facts.l2}"]
+    if used is None:
+        parts += [f"ncu {facts.ncu}", facts.profile_dates]
+    else:
+        parts.append(facts.dates)
+    made = {name: ids for name, ids in (facts.profiles if used is None else facts.sweeps).items() if name in variants}
+    parts += [
+        f"{word} {_named({name: ids[i] for name, ids in made.items()})}" for i, word in enumerate(("runs", "builds"))
+    ]
+    return "; ".join(parts) + f". The same in all rungs: {'; '.join(source.experiment.declared)}."
+
+
+def _named(ids: Mapping[str, str]) -> str:
+    """One id as it is, several by a hash over them and their number."""
+    values = list(ids.values())
+    if len(values) < 2:
+        return values[0] if values else "none"
+    return f"{sha256_json(dict(ids))[:8]} (hash over {len(values)})"
+
+
+def _grid(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in [headers, *rows]]
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    return "\n".join([lines[0], f"| {' | '.join('---' for _ in headers)} |", *lines[1:]])
+
+
+def _sizes(cells: Mapping[tuple, Row]) -> list[Size]:
+    """(M, N) of the rows, largest first."""
+    return sorted({(key[1], key[2]) for key in cells}, reverse=True)
+
+
+def _size(size: Size) -> str:
+    return f"M=N={size[0]}" if size[0] == size[1] else f"M={size[0]}, N={size[1]}"
+
+
+def _claims(cells: Mapping[tuple, Row]) -> int:
+    return sum(row["gain_percent"] is not None for row in cells.values())

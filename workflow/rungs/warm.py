@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import select
@@ -24,6 +25,8 @@ from pathlib import Path
 IDLE_SECONDS = 30.0
 START_SECONDS = 60.0
 GRACE_SECONDS = 5.0
+PRELOADED = ("torch", "cuda.bindings.driver", "rungs.cli", "rungs.measure", "pynvml")
+"""None of these starts CUDA, which would not survive the fork."""
 
 
 class Child:
@@ -134,10 +137,9 @@ def serve(address: str) -> None:
     listener.listen(8)
     inode = os.stat(temporary).st_ino
     os.rename(temporary, address)  # a client sees the socket only once it can be connected to; its connection waits for torch
-    with contextlib.suppress(ImportError):
-        import torch  # noqa: F401
-    with contextlib.suppress(ImportError):
-        import cuda.bindings.driver  # noqa: F401
+    for module in PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
 
     children: dict[int, socket.socket] = {}
     quiet_since = time.monotonic()
