@@ -26,7 +26,7 @@ GEMM = load_experiment("gemm")
 VARIANT = GEMM.variant("B3")
 PLANNED = "smsp__inst_executed_pipe_lsu_mem_shared_op_ld.sum"
 STALLS = [
-    *("barrier", "branch_resolve", "dispatch_stall", "drain", "lg_throttle", "long_scoreboard", "math_pipe_throttle"),
+    *("barrier", "branch_resolving", "dispatch_stall", "drain", "lg_throttle", "long_scoreboard", "math_pipe_throttle"),
     *("membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected", "short_scoreboard", "sleeping"),
     *("tex_throttle", "wait"),
 ]

@@ -5,10 +5,10 @@ import time
 
 import numpy as np
 import pytest
-from synthetic import correlated
 
 from rungs import bootstrap, stats
 from rungs.protocol import CHECK_EVERY
+from synthetic import correlated
 
 TARGET, ROUNDS_MIN, ROUNDS_MAX = 0.003, 20, 240
 
@@ -70,7 +70,7 @@ def test_a_wider_level_gives_a_wider_interval_of_student_form():
     median = bootstrap.median_error(noise(5, 40)[0])
     narrow, wide = (median.interval(level)[1] - median.value for level in (0.95, 0.999))
     # t quantiles at 1.5 (40/6 - 1) = 8.5 degrees of freedom
-    assert wide / narrow == pytest.approx(4.6747 / 2.2822, rel=1e-3)
+    assert wide / narrow == pytest.approx(4.9009 / 2.2826, rel=1e-3)
 
 
 def test_two_hundred_rounds_take_under_five_milliseconds():
@@ -104,10 +104,11 @@ def test_the_interval_covers_the_truth_in_93_to_97_per_cent_of_experiments_that_
     assert 0.93 <= covered / experiments <= 0.97
 
 
-@pytest.mark.parametrize("rounds", [20, 60])
-def test_the_interval_covers_the_truth_at_a_fixed_number_of_rounds(rounds):
+@pytest.mark.parametrize(("rounds", "most"), [(20, 0.99), (60, 0.97), (240, 0.97)])
+def test_the_interval_covers_the_truth_at_a_fixed_number_of_rounds(rounds, most):
+    """At the fewest rounds it is rather too wide: stopping there is what takes the surplus away again."""
     intervals = [bootstrap.median_interval(row) for row in noise(8, rounds, series=1000)]
-    assert 0.93 <= np.mean([low <= 0 <= high for _, low, high in intervals]) <= 0.98
+    assert 0.93 <= np.mean([low <= 0 <= high for _, low, high in intervals]) <= most
 
 
 # Paired rounds
@@ -202,8 +203,8 @@ def test_rounds_to_decide_follow_the_root_law():
 
 
 def test_that_many_more_rounds_do_decide():
-    row = noise(13, 4000)[0] * 0.004 + 0.003
-    median, low, high = bootstrap.median_interval(row[:30])
+    row = noise(13, 30)[0] * 0.006
+    median, low, high = bootstrap.median_interval(row - np.median(row) + 0.003)
     floor = 0.002
     assert stats.verdict(low, high, floor) == "undecided"
     more = stats.rounds_to_decide(median, low, high, floor, 30)
@@ -233,7 +234,9 @@ def test_percent_and_log_ratio_are_inverse():
 # Floor
 
 
-@pytest.mark.parametrize(("m", "expected"), [(128, "one wave"), (2 * 132 * 128, "one wave"), (2 * 132 * 128 + 1, "many waves")])
+@pytest.mark.parametrize(
+    ("m", "expected"), [(128, "one wave"), (2 * 132 * 128, "one wave"), (2 * 132 * 128 + 1, "many waves")]
+)
 def test_one_wave_ends_where_the_tiles_fill_the_gpu(m, expected):
     assert stats.shape_class(m, 128, 128, 128, 2, 132) == expected
 

@@ -1,8 +1,9 @@
 """A stand-in for `rungs.gpu`: no GPU, the same Session. Times follow a model with a drifting clock, and faults are ordered.
 
-RUNGS_STANDIN_GPU names a JSON file: {"log": path, "speed": {variant: share of the control}, "faults": {variant: {"kind":
-..., "shape": [m, n, k]}}} with the kinds nan, wrong, nothing, first_only, zero_time, abort, hang. Each measured shape is a
-line `variant m n k` in the log. The results are made up: they test the pipeline and are no measurement.
+RUNGS_STANDIN_GPU names a JSON file: {"log": path, "speed": {variant: share of the control}, "faults": {variant or `control`:
+{"kind": ..., "shape": [m, n, k]} or a list of these}} with the kinds nan, wrong, nothing, first_only, zero_time, one_zero
+(in one round), abort, hang, slow (half a second a launch), at every shape where none is given. Each measured shape is a line
+`variant m n k` in the log. The results are made up: they test the pipeline and are no measurement.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Outcome:
     unwritten: int
     equal: bool
     error: float
-    sha256: str
+    bits: str
 
 
 class Session:
@@ -51,17 +52,19 @@ class Session:
         self.arms[arm] = SimpleNamespace(experiment=experiment, variant=variant, device=device)
 
     def set_problem(self, problem, fill, seed, l2="hot") -> int:
-        self.problem, self.fill, self.launched, self.timed = tuple(problem), fill, 0, False
+        self.problem, self.fill, self.replays, self.timed = tuple(problem), fill, 0, False
         addresses = {"a": 1 << 20, "b": 2 << 20, "c": 3 << 20}
         for arm in self.arms.values():
             plans.plan(arm.experiment, arm.variant, arm.device, self.problem, addresses)
         return 0 if l2 == "hot" else 3 * self.l2_bytes
 
     def _fault(self, arm: str) -> str:
-        if arm == CONTROL:
-            return self.script.get("faults", {}).get(CONTROL, {}).get("kind", "")
-        fault = self.script.get("faults", {}).get(self.arms[arm].variant.name, {})
-        return fault.get("kind", "") if fault.get("shape", list(self.problem)) == list(self.problem) else ""
+        name = CONTROL if arm == CONTROL else self.arms[arm].variant.name
+        faults = self.script.get("faults", {}).get(name, [])
+        for fault in [faults] if isinstance(faults, dict) else faults:
+            if fault.get("shape", list(self.problem)) == list(self.problem):
+                return fault["kind"]
+        return ""
 
     def launch(self, arm, buffer_set=0) -> None:
         fault = self._fault(arm)
@@ -69,7 +72,8 @@ class Session:
             os.abort()
         if fault == "hang":
             time.sleep(3600)
-        self.launched += 1
+        if fault == "slow":
+            time.sleep(0.5)
 
     def busy(self) -> None:
         time.sleep(0.01)
@@ -83,6 +87,9 @@ class Session:
             return Outcome(0, False, 0.5, "1" * 64)
         contract = "control" if arm == CONTROL else self.arms[arm].experiment.contract(self.arms[arm].variant)
         return Outcome(0, True, 1.6e-3, hashlib.sha256(repr((contract, self.problem, self.fill)).encode()).hexdigest())
+
+    def sha256(self) -> str:
+        return hashlib.sha256(repr((self.problem, self.fill)).encode()).hexdigest()
 
     # the protocol's Session: a clock that drifts by a fifth, with noise of 0.2 %
 
@@ -102,7 +109,9 @@ class Session:
         share = 1.0 if arm == CONTROL else self.script.get("speed", {}).get(name, _share(self.arms[arm].variant))
         time_us = 2.0 * m * n * k / (PEAK_TFLOPS * 1e6 * share) * 1980.0 / self.mhz()
         time_us = 2.0 + time_us * float(np.exp(self.random.normal(0.0, 0.002)))
-        if self._fault(arm) == "zero_time":
+        self.replays += arm != CONTROL
+        fault = self._fault(arm)
+        if fault == "zero_time" or (fault == "one_zero" and self.replays == 9):
             time_us = 0.0
         self.now_us += time_us * self.launches[arm]
 

@@ -62,14 +62,21 @@ def variant_of(wildcards):
     return run.experiments[wildcards.experiment].variant(wildcards.variant)
 
 
-def arms_of(wildcards):
+def arms(experiment, variant):
     """The rung's build manifest first, then those of what is timed beside it."""
-    variant = variant_of(wildcards)
-    return [manifest_of(v.name) for v in [variant, *run.predecessors(wildcards.experiment, variant)]]
+    return [manifest_of(v.name) for v in [variant, *run.predecessors(experiment, variant)]]
 
 
-def cubins_of(wildcards):
-    return [path.removesuffix(".json") + ".cubin" for path in arms_of(wildcards)]
+def arms_of(wildcards):
+    return arms(wildcards.experiment, variant_of(wildcards))
+
+
+def floor_arms(wildcards):
+    return arms(wildcards.experiment, run.experiments[wildcards.experiment].floor_variant)
+
+
+def cubins(manifests):
+    return [path.removesuffix(".json") + ".cubin" for path in manifests]
 
 
 def headers_of(wildcards):
@@ -175,7 +182,12 @@ def tables_of_set(wildcards):
 
 
 def stale_in(wildcards):
-    """Which recordings the sources have left behind: it stands in every table, so it is a param of each."""
+    """Which recordings the sources have left behind: it stands in every table, so it is a param of each.
+
+    Not of the live set's: what is stale there when a run is planned is measured before its tables are made.
+    """
+    if wildcards.results_set == run.results:
+        return ""
     from rungs import provenance
 
     stale = provenance.stale(Path("results") / wildcards.results_set, [wildcards.experiment])

@@ -24,7 +24,7 @@ rule sweep:
     """Time one rung over every shape, interleaved with its predecessors and the control."""
     input:
         manifests=arms_of,
-        cubins=cubins_of,
+        cubins=lambda wildcards: cubins(arms_of(wildcards)),
         stamp=binary_of(build.STAMP),
         clock="results/{live}/clock/sweep/{experiment}/{variant}.json",
     output:
@@ -55,8 +55,8 @@ rule sweep:
 rule floor:
     """Time one binary against itself in a job of its own: three of these give the floor that no claim goes under."""
     input:
-        manifest=lambda wildcards: manifest_of(run.experiments[wildcards.experiment].floor_variant.name),
-        cubin=lambda wildcards: binary_of(run.experiments[wildcards.experiment].floor_variant.name)[1],
+        manifests=floor_arms,
+        cubins=lambda wildcards: cubins(floor_arms(wildcards)),
         stamp=binary_of(build.STAMP),
         clock=lambda wildcards: (
             f"{LIVE}/clock/floor_{wildcards.job}/{wildcards.experiment}/"
@@ -83,6 +83,6 @@ rule floor:
         protocol=module_hash("protocol"),
     shell:
         "{params.python:q} -m rungs sweep --twin --experiment {wildcards.experiment:q} --variant {params.variant:q}"
-        " --arch {params.arch:q} --gpu {params.gpu:q} --manifests {input.manifest:q} --stamp {input.stamp[0]:q}"
+        " --arch {params.arch:q} --gpu {params.gpu:q} --manifests {input.manifests:q} --stamp {input.stamp[0]:q}"
         " --clock {input.clock:q} --shapes {params.shapes:q} --settings {params.settings:q}"
         " --time-limit {params.time_limit:q} --output {output.csv:q} &> {log:q}"

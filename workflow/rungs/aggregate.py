@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -270,8 +270,8 @@ def _highest_clock(recording: Recording) -> float:
 def disagreements(experiment: Experiment, sweeps: Mapping[str, Recording]) -> dict[tuple[str, Shape], str]:
     """(variant, shape) -> reason, where the result differs from the others of its numeric contract.
 
-    Variants of one contract sum in one order, so that on the same inputs (same torch, same GPU model) they agree to the last
-    bit. Where most agree, the others are wrong; where no side is larger, nothing says which is right and all are.
+    Variants of one contract sum in one order, so that on the same inputs (same torch, same GPU model) they agree to the
+    last bit. Where most agree, the others are wrong; where no side is larger, nothing says which is right and all are.
     """
     groups: dict[tuple, dict[str, str]] = defaultdict(dict)
     for name, recording in sweeps.items():
@@ -366,7 +366,7 @@ def _build_failure(inspected: pd.DataFrame | None) -> Arm:
 
 
 def paired(before: Arm, after: Arm) -> NDArray[np.float64]:
-    """log(time before / time after) of the rounds that both arms have, in their order; above 0 where `after` is faster."""
+    """log(time before / time after) of the rounds that both arms have, in order; above 0 where `after` is faster."""
     _, i, j = np.intersect1d(before.rounds, after.rounds, assume_unique=True, return_indices=True)
     return np.log(before.time_us[i] / after.time_us[j])
 
@@ -491,16 +491,26 @@ def _class(experiment: Experiment, device: Device, shape: Shape, sms: int | None
 def _floors(
     experiment: Experiment, device: Device, floors: Sequence[Recording], floor_arms: Sequence[Arms], sms: int | None
 ) -> dict[str, stats.Floor | None]:
-    """Per shape class, what the floor jobs show of the same binary."""
+    """Per shape class, what the floor jobs show of the same binary.
+
+    Between jobs it is compared by its ratio to its predecessors, which is what a step is; by the ratio to the control where
+    it was timed without one. (cuBLAS itself differs by more from process to process than a kernel without workspace does.)
+    """
     twin: dict[str, dict[Shape, list[float]]] = {name: defaultdict(list) for name in CLASSES}
-    control: dict[str, dict[Shape, list[float]]] = {name: defaultdict(list) for name in CLASSES}
+    other: dict[str, dict[Hashable, list[float]]] = {name: defaultdict(list) for name in CLASSES}
     for recording, arms in zip(floors, floor_arms, strict=True):
+        name = recording.manifest["variant"]
         for shape, here in arms.items():
-            rung = here.get(recording.manifest["variant"])
-            for other, found in (("twin", twin), ("control", control)):
-                if rung and rung.status == "ok" and other in here and len(ratios := paired(here[other], rung)):
-                    found[_class(experiment, device, shape, sms)][shape].append(float(np.median(ratios)))
-    return {name: stats.floor_of(twin[name], control[name], len(floors)) for name in CLASSES}
+            rung, where = here.get(name), _class(experiment, device, shape, sms)
+            predecessors = [arm for arm in here if arm not in (name, "twin", "control")] or ["control"]
+            for arm in ("twin", *predecessors):
+                if rung and rung.status == "ok" and arm in here and len(ratios := paired(here[arm], rung)):
+                    median = float(np.median(ratios))
+                    if arm == "twin":
+                        twin[where][shape].append(median)
+                    else:
+                        other[where][shape, arm].append(median)
+    return {name: stats.floor_of(twin[name], other[name], len(floors)) for name in CLASSES}
 
 
 def _floor_rows(floors: Mapping[str, stats.Floor | None]) -> list[dict[str, Any]]:
@@ -606,7 +616,7 @@ def _coverage_rows(
     arms: Mapping[str, Arms],
     floor_arms: Sequence[Arms],
 ) -> list[dict[str, Any]]:
-    """What came of everything asked for. Where no variant was profiled, or no floor job ran, none was asked for (`preset=quick`)."""
+    """What came of everything asked for; profiles and floors only where one ran (`preset=quick` asks for none)."""
     rows: list[dict[str, Any]] = []
     for variant in asked:
         name = variant.name

@@ -36,8 +36,8 @@ class Median:
 def block_length(rounds: int) -> int:
     """Rounds in a block: 1.5 n^(1/3), rounded up.
 
-    n^(1/3) is the rate of least error for a bootstrap variance (Hall, Horowitz and Jing, Biometrika 82, 1995); the factor is
-    ours, from the simulations in `tests/test_stats.py`.
+    n^(1/3) is the rate of least error for a bootstrap variance (Hall, Horowitz and Jing, Biometrika 82, 1995); the
+    factor is ours, from the simulations in `tests/test_stats.py`.
     """
     return math.ceil(1.5 * rounds ** (1 / 3))
 
@@ -45,15 +45,17 @@ def block_length(rounds: int) -> int:
 def median_error(log_ratios: ArrayLike, seed: int = SEED) -> Median:
     """Median and standard error of `log_ratios`, shape (rounds,) in the order they were measured.
 
-    Circular block bootstrap (Politis and Romano 1992), with four refinements without which the interval of a median of 20 to
-    240 correlated rounds covers 85 to 92 % instead of 95 %:
+    Circular block bootstrap (Politis and Romano 1992), with four refinements without which the interval of a median
+    of 20 to 240 correlated rounds covers 85 to 92 % instead of 95 %:
 
-    * Gaussian jitter with Silverman's bandwidth, since the plain bootstrap of a median jumps from one order statistic to the
-      next (Hall, DiCiccio and Romano, Annals of Statistics 17, 1989).
-    * The correlation that blocks cut off is put back as an AR(1) tail. It is read from the signs of the deviations, which are
-      the influence function of the median, and corrected for its bias (Marriott and Pope, Biometrika 41, 1954).
+    * Gaussian jitter with Silverman's bandwidth, since the plain bootstrap of a median jumps from one order statistic
+      to the next (Hall, DiCiccio and Romano, Annals of Statistics 17, 1989).
+    * The correlation that blocks cut off is put back as an AR(1) tail. It is read from the signs of the deviations,
+      which are the influence function of the median, and corrected for its bias (Marriott and Pope, Biometrika 41,
+      1954).
     * 1 - l/n for what the sample median takes out of a block of l.
-    * 1.5 (n/l - 1) degrees of freedom, those of overlapping batches (Meketon and Schmeiser, Winter Simulation Conf. 1984).
+    * 1.5 (n/l - 1) degrees of freedom, those of overlapping batches (Meketon and Schmeiser, Winter Simulation Conf.
+      1984).
     """
     data = np.asarray(log_ratios, dtype=np.float64)
     if data.ndim != 1 or not np.isfinite(data).all():

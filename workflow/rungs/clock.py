@@ -360,6 +360,9 @@ def _lock(clock: Clock, gpu: Gpu, nvml: Any, handle: Any, load: Load | None) -> 
     record = clock.record
     try:
         if record["requested_mhz"] is None:
+            # Another job may have found it since this record was made: one search per GPU, and one clock for all rungs.
+            record["requested_mhz"] = _remembered(gpu)
+        if record["requested_mhz"] is None:
             if load is None:
                 raise RungsError(f"The clock that {gpu} holds can only be found under a load: give `clock.mhz` in MHz.")
             found = highest_held(record["supported_mhz"], lock, load)

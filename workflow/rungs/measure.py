@@ -7,14 +7,17 @@ crashes, hangs or is killed it records the shape it was at and has the others do
 from __future__ import annotations
 
 import datetime
+import functools
+import importlib
 import importlib.metadata
+import math
 import platform
 import secrets
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -87,15 +90,20 @@ def run_child(job_path: Path) -> int:
         load = clock.under(chosen, session.busy)
     with clock.held(job["clock"], chosen, load) as held, clock.Sampler(chosen) as sampler:
         warm_seconds = settings.warmup_s
-        for index, shape in enumerate(map(tuple, job["shapes"])):
+        # The largest first, right after the warm-up: what reaches the power limit is measured once the clock has found it.
+        for index, shape in sorted(enumerate(map(tuple, job["shapes"])), key=lambda item: -math.prod(item[1])):
             part = parts / f"{index}.json"
             if part.exists():
                 continue
-            (parts / "current").write_text(str(index))
+            at_arm = functools.partial(_at, parts / "current", index)
+            at_arm("")
+            lost = job["lost_arms"].get(str(index), {})
             started = time.monotonic()
             try:
                 check_problem(experiment, rung, shape)
-                measured = _measure(session, rung.name, shape, settings, experiment, sampler, held, peak, warm_seconds)
+                measured = _measure(
+                    session, rung.name, shape, settings, experiment, sampler, held, peak, warm_seconds, lost, at_arm
+                )
                 if warm_seconds:
                     held.record["load_mhz"] = _median_mhz(measured["samples"])
                 warm_seconds = 0.0
@@ -106,6 +114,11 @@ def run_child(job_path: Path) -> int:
             print(f"{rung.name} {'x'.join(map(str, shape))}: {done} in {time.monotonic() - started:.2f} s", flush=True)
         write_json(parts / "session.json", {**session.describe(), "clock": held.record})
     return 0
+
+
+def _at(current: Path, index: int, arm: str) -> None:
+    """Note the shape, and the arm that is being checked, for the supervisor: what a lost process was lost at."""
+    current.write_text(f"{index} {arm}")
 
 
 def _median_mhz(samples: Sequence[Mapping[str, Any]]) -> int | None:
@@ -127,42 +140,50 @@ def _measure(
     held: Any,
     peak: float,
     warm_seconds: float,
+    lost: Mapping[str, Mapping[str, str]],
+    at_arm: Callable[[str], None],
 ) -> dict[str, Any]:
-    """One shape: check every arm, time them, check again."""
+    """One shape: check every arm, time them, check again. `lost` are the arms that an earlier process was lost at, and why."""
     seed = settings.seed
     excluded: dict[str, str] = {}
+    present = [arm for arm in session.arms if arm not in lost]
     session.set_problem(shape, "integer", seed)
-    for arm in session.arms:
+    for arm in present:
+        at_arm(arm)
         outcome = session.outcome(arm)
         if not (outcome.unwritten == 0 and outcome.equal):
             excluded[arm] = f"{session.arms[arm].variant.name} is wrong on integers whose sums are exact{_extent(outcome)}"
     between = session.set_problem(shape, "normal", seed + 1, settings.l2)
-    digests: dict[str, str] = {}
-    for arm in (*session.arms, CONTROL):
+    bits: dict[str, str] = {}
+    for arm in (*present, CONTROL):
+        at_arm(arm)
         outcome = session.outcome(arm)
-        digests[arm] = outcome.sha256
+        bits[arm] = outcome.bits
         if arm == rung:
-            error = outcome.error
+            error, result_sha256 = outcome.error, session.sha256()
         if outcome.unwritten or not outcome.error < BOUND:
             excluded.setdefault(arm, f"{_title(session, arm)} has a relative error of {outcome.error:.2g}{_extent(outcome)}")
-    for arm in session.arms:
+    at_arm("")
+    for arm in present:
         same = experiment.contract(session.arms[arm].variant) == experiment.contract(session.arms[rung].variant)
-        if same and arm not in excluded and rung not in excluded and digests[arm] != digests[rung]:
+        if same and arm not in excluded and rung not in excluded and bits[arm] != bits[rung]:
             excluded[rung] = f"{rung} and {session.arms[arm].variant.name} share a numeric contract but differ in their bits"
     for needed in (rung, CONTROL):
         if needed in excluded:
             return failed("wrong", f"{excluded[needed]}.")
 
-    arms = [arm for arm in (*session.arms, CONTROL) if arm not in excluded]
-    launches = protocol.choose_launches(session, arms, settings.sample_us)
-    if warm_seconds:
-        protocol.warm_up(session, arms, warm_seconds)
+    arms = [arm for arm in (*present, CONTROL) if arm not in excluded]
+    try:
+        launches = protocol.choose_launches(session, arms, settings.sample_us)
+    except (ZeroDivisionError, OverflowError):
+        return failed("implausible", f"{rung} at {'x'.join(map(str, shape))}: a sample lasted 0 us, which no launch can.")
+    protocol.warm_up(session, arms, max(warm_seconds, protocol.SETTLE_S))
     samples, stop = protocol.run_rounds(
         session, rung, arms, launches, settings, shape, lambda: protocol.Condition(*sampler.read()), held.locked_mhz
     )
     for arm in arms:
         outcome = session.outcome(arm, replay=True)
-        if outcome.unwritten or outcome.sha256 != digests[arm]:
+        if outcome.unwritten or outcome.bits != bits[arm]:
             reason = f"{_title(session, arm)} gives another result after timing than before{_extent(outcome)}."
             if arm in (rung, CONTROL):
                 return failed("wrong", reason)
@@ -175,9 +196,10 @@ def _measure(
         "stop": stop,
         "bytes_between_uses": between,
         "error": float(f"{error:.3g}"),
-        "result_sha256": digests[rung],
+        "result_sha256": result_sha256,
         "contract": experiment.contract(session.arms[rung].variant),
         "excluded": excluded,
+        "lost": lost,
     }
     for sample in samples:
         flop = 2.0 * m * n * k
@@ -241,6 +263,7 @@ def supervise(
             "clock": clock_record,
             "stamp": str(stamp.resolve()),
             "binaries": {name: str(manifests[name].resolve()) for name in binaries},
+            "lost_arms": {},
         }
         if twin:
             job["binaries"][TWIN] = job["binaries"][rung.name]
@@ -283,7 +306,10 @@ def write_result(kind: str, rows: Sequence[Mapping[str, Any]], manifest: dict[st
 
 
 def _collect(job: dict[str, Any], time_limit_s: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Run child processes until every shape has a part; a shape that one is lost at is not tried again."""
+    """Run child processes until every shape has a part.
+
+    A shape that one is lost at is not tried again, but for one lost while it checked a predecessor: then without that arm.
+    """
     folder = Path(tempfile.mkdtemp(prefix="rungs-job-"))
     try:
         write_json(folder / "job.json", job)
@@ -293,10 +319,14 @@ def _collect(job: dict[str, Any], time_limit_s: float) -> tuple[list[dict[str, A
             if not status:
                 continue
             try:
-                lost = int((folder / "current").read_text())
+                index, arm = (folder / "current").read_text().split(" ")
+                lost = int(index)
             except (OSError, ValueError):
-                lost = -1
-            if lost < 0 or paths[lost].exists():  # before the first shape, or after the last: another try would end the same
+                lost, arm = -1, ""
+            if lost >= 0 and arm not in ("", CONTROL, TWIN, job["variant"]):  # a predecessor's fault is none of the rung's
+                job["lost_arms"].setdefault(str(lost), {})[arm] = {"status": status, "reason": reason}
+                write_json(folder / "job.json", job)
+            elif lost < 0 or paths[lost].exists():  # before the first shape, or after the last: another try would end the same
                 for path in paths:
                     if not path.exists():
                         write_json(path, failed(status, reason))
@@ -313,6 +343,7 @@ def _run_once(folder: Path, paths: Sequence[Path], time_limit_s: float) -> tuple
     for left_over in ("current", "failure"):
         (folder / left_over).unlink(missing_ok=True)
     child = warm.start(["measure-job", str(folder / "job.json")])
+    importlib.import_module("pandas")  # the rows will need it: import it while the child works
     seen, since = sum(path.exists() for path in paths), time.monotonic()
     try:
         while (code := child.poll(POLL_SECONDS)) is None:

@@ -274,7 +274,7 @@ def _footer(
 def plot_ladder(
     experiment: Experiment, ladder: Ladder, data: Mapping[str, pd.DataFrame], facts: Facts, stale: Mapping[str, str]
 ) -> Figure:
-    """Share of the control per rung, a panel per M = N and a colour per K; the ladder's path is joined, the rest stands beside it."""
+    """Share of the control per rung, a panel per M = N and a colour per K; the path is joined, the rest is not."""
     rungs = [*ladder.path, *(rung for rung in ladder.rungs if rung not in ladder.path)]
     place = {rung: i + (0.6 if rung not in ladder.path else 0.0) for i, rung in enumerate(rungs)}
     names = {rung: ladder.rungs[rung].name for rung in rungs}
@@ -386,6 +386,7 @@ def _rung_label(experiment: Experiment, ladder: Ladder, rung: str, stale: bool) 
 
 
 def levels_of(experiment: Experiment, ladder: Ladder, rung: str) -> list[str]:
-    """What a rung is: the titles of its levels, of the factors that the ladder moves."""
-    moved = dict.fromkeys(step.factor for step in ladder.steps)
+    """What a rung is: the titles of its levels, of the factors in which the ladder's rungs differ."""
+    rungs = list(ladder.rungs.values())
+    moved = [factor for factor in experiment.factors if len({variant.level(factor) for variant in rungs}) > 1]
     return [experiment.factors[factor].levels[ladder.rungs[rung].level(factor)].title for factor in moved]

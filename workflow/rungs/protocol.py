@@ -21,8 +21,8 @@ from rungs.files import sha256_file
 
 CHECK_EVERY = 10
 """Rounds between two looks at the stop rule."""
-SETTLE_ROUNDS = 2
-"""Rounds of each shape that run before the first one that counts."""
+SETTLE_S = 0.05
+"""Load of each shape before its first round: the clock of the shape before it must not reach into it."""
 LOCK_TOLERANCE = 0.01
 ALLOWED_THROTTLE = frozenset({"power cap"})
 """Pairing cancels a clock that the power cap moves; any other reason makes a round unusable."""
@@ -141,13 +141,11 @@ def run_rounds(
     rng = np.random.default_rng([settings.seed, *problem])
     samples: list[Sample] = []
     queued: list[tuple[int, list[Any], Any]] = []
-    for number in range(1 - SETTLE_ROUNDS, settings.rounds_max + 1):
+    for number in range(1, settings.rounds_max + 1):
         queued.append((number, *_enqueue(session, rng.permutation(arms))))
         while len(queued) > (number < settings.rounds_max):
             done, marks, end = queued.pop(0)
             session.wait(end)
-            if done < 1:
-                continue
             samples += _read(session, marks, done, launches, condition(), locked_mhz)
             if done >= settings.rounds_min and done % CHECK_EVERY == 0 and decided(samples, rung, arms, settings):
                 for _, _, end in queued:

@@ -20,6 +20,8 @@ from rungs.variants import Experiment, Variant, experiment_names, load_experimen
 
 DEFAULT_ARCH = "sm_90a"
 EMULATOR = "emulator"
+QUICK_WARMUP_S = 0.3
+"""A quick look does not wait a second in every job; its results are not for recording."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ def resolve(config: Mapping[str, Any]) -> Run:
     quick = wanted["preset"] == "quick"
     experiments = {name: load_experiment(name) for name in wanted["experiments"]}
     if quick:
+        measure = {**measure, "warmup_s": min(measure["warmup_s"], QUICK_WARMUP_S)}
         experiments = {n: replace(e, axes={a: tuple(v) for a, v in e.quick["axes"].items()}) for n, e in experiments.items()}
     if wanted.get("axes"):
         axes = {axis: tuple(values) for axis, values in wanted["axes"].items()}

@@ -1,4 +1,4 @@
-"""Floors, verdicts and what a table's number of claims does to them. Pure; log-ratios throughout unless a name says percent."""
+"""Floors, verdicts and what a table's number of claims does to them. Pure; log-ratios unless a name says percent."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ MOST_ROUNDS = 100_000
 class Floor:
     """What the same binary shows against itself over one class of shapes. Log-ratios, not negative.
 
-    `within`: largest |median| of the binary against its twin in one job. `between`: largest difference of two jobs in the
-    paired log-ratio to the control; None under two jobs. `value` is the larger of both.
+    `within`: largest |median| of the binary against its twin in one job. `between`: largest difference of two jobs in
+    the paired log-ratio to the same other binary; None under two jobs. `value` is the larger of both.
     """
 
     within: float
@@ -81,8 +81,8 @@ def verdict(low: float, high: float, floor: float) -> str:
 def rounds_to_decide(median: float, low: float, high: float, floor: float, rounds: int) -> int | None:
     """How many more rounds would bring an undecided interval clear of the floor, if the median stays where it is.
 
-    The half width falls with the root of the rounds. None where the median sits on the floor, or so near that it would take
-    more than `MOST_ROUNDS`.
+    The half width falls with the root of the rounds. None where the median sits on the floor, or so near that it
+    would take more than `MOST_ROUNDS`.
     """
     room = abs(abs(median) - floor)
     half = (high - low) / 2
@@ -90,7 +90,7 @@ def rounds_to_decide(median: float, low: float, high: float, floor: float, round
         return max(FEWEST - rounds, 1)
     if room * math.sqrt(MOST_ROUNDS) <= half * math.sqrt(rounds):
         return None
-    return max(math.ceil(rounds * (half / room) ** 2) - rounds, 1)
+    return max(math.ceil(rounds * (half / room) ** 2 - 1e-9) - rounds, 1)
 
 
 def shape_class(m: int, n: int, tile_m: int, tile_n: int, ctas_per_sm: int, sms: int) -> str:
@@ -99,13 +99,15 @@ def shape_class(m: int, n: int, tile_m: int, tile_n: int, ctas_per_sm: int, sms:
     return "one wave" if tiles <= ctas_per_sm * sms else "many waves"
 
 
-def floor_of(twin: Mapping[T, Sequence[float]], control: Mapping[T, Sequence[float]], jobs: int) -> Floor | None:
-    """The floor of a class: per shape, one median per job of binary against twin, and of binary against control.
+def floor_of(
+    twin: Mapping[T, Sequence[float]], other: Mapping[Hashable, Sequence[float]], jobs: int
+) -> Floor | None:
+    """The floor of a class: per shape, one median per job of binary against twin; per shape and other binary, the same.
 
     None where nothing was measured.
     """
     within = [abs(median) for medians in twin.values() for median in medians]
-    between = [max(medians) - min(medians) for medians in control.values() if len(medians) > 1]
+    between = [max(medians) - min(medians) for medians in other.values() if len(medians) > 1]
     if not within:
         return None
     return Floor(max(within), max(between) if between else None, len(twin), jobs)

@@ -25,7 +25,7 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Source:
-    """What the tables of one experiment are made of. `stale`: variant -> why its recording no longer fits its source."""
+    """What the tables of one experiment are made of. `stale`: variant -> why its recording does not fit its source."""
 
     experiment: Experiment
     data: Mapping[str, pd.DataFrame]
@@ -94,8 +94,10 @@ def render_set(results: Path, experiment_names: Sequence[str], stale: Mapping[st
 def readme_blocks(
     results: Path, experiment: str | Experiment, stale: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Block name -> Markdown, for `apply_blocks`: per ladder `<experiment>:{ladder,steps,evidence,ncu,figures}:<ladder>`,
-    and `<experiment>:floor`. Links are relative to the checkout."""
+    """Block name -> Markdown, for `apply_blocks`. Links are relative to the checkout.
+
+    Per ladder `<experiment>:<kind>:<ladder>`, kind one of ladder, steps, evidence, ncu, figures; `<experiment>:floor`.
+    """
     source = read_source(results, experiment, stale)
     name = source.experiment.name
     figures = Path(os.path.relpath(results.resolve(), ROOT)).as_posix() + f"/figures/{name}"
@@ -319,7 +321,7 @@ def floor_table(source: Source) -> str:
         )
     else:
         sentence = "The floor was not measured, so that no step has a verdict."
-    head = f"{source.experiment.floor_variant.name} against itself: its twin in the same rounds, and separate jobs against the control."
+    head = f"{source.experiment.floor_variant.name} against itself: its twin in the same rounds, and the same steps in separate jobs."
     headers = ["shape class", "floor", "within a job", "between jobs", "shapes", "jobs"]
     name = source.experiment.floor_variant.name
     used = [row for row in source.rows("shapes") if row["variant"] == name]
@@ -476,13 +478,13 @@ NO_STALL = ("selected",)
 
 def _count(value: float) -> str:
     for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= factor:
+        if abs(value) >= 0.9995 * factor:
             return f"{value / factor:.3g} {unit}"
     return f"{value:.3g}"
 
 
 def _bytes(value: float) -> str:
-    return f"{_count(value)}{'' if abs(value) >= 1e3 else ' '}B"
+    return f"{_count(value)}{'' if abs(value) >= 999.5 else ' '}B"
 
 
 def _share(value: float) -> str:
@@ -496,7 +498,7 @@ _CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_"
 COLUMNS = (
     Column("instructions", ("smsp__inst_executed.sum",), _count),
     Column("ldmatrix", ("smsp__inst_executed_op_ldsm.sum",), _count),
-    Column("LDS", ("smsp__inst_executed_op_shared_ld.sum",), _count),
+    Column("LDS", ("smsp__inst_executed_op_shared_ld_pred_on_any.sum",), _count),
     Column("STS", ("smsp__inst_executed_op_shared_st.sum",), _count),
     Column("cp.async", ("smsp__inst_executed_op_ldgsts.sum",), _count),
     Column("TMA loads", ("smsp__inst_executed_op_tma_ld.sum",), _count),
@@ -507,7 +509,7 @@ COLUMNS = (
         "bytes loaded",
         (
             "l1tex__m_xbar2l1tex_read_bytes_mem_lg_op_ld.sum",
-            "sm__sass_l1tex_m_xbar2l1tex_read_bytes_mem_global_op_ldgsts_cache_bypass.sum",
+            # It has the bytes of cp.async in it (on an H200 a cp.async rung shows them under both names), not those of TMA.
             "l1tex__m_xbar2l1tex_read_bytes_mem_global_op_tma_ld.sum",
         ),
         _bytes,
@@ -556,7 +558,7 @@ def _ladder_sentence(
 
 
 def _step_sentence(source: Source, ladder: Ladder, rows: Mapping[tuple[str, int], Row], size: Size) -> str:
-    """The controlled steps that gain and lose most and where, how the path's gains change with K, and the count of verdicts."""
+    """The controlled steps that gain and lose most, how the path's gains change with K, and the count of verdicts."""
     judged = [row for row in rows.values() if row["verdict"] != "none"]
     where = f"At {_size(size)}"
     if not judged:
@@ -583,7 +585,7 @@ def _step_sentence(source: Source, ladder: Ladder, rows: Mapping[tuple[str, int]
 
 
 def _trends(ladder: Ladder, rows: Mapping[tuple[str, int], Row]) -> list[str]:
-    """How the gain of each step of the path changes from the smallest to the largest K, as far as the intervals tell."""
+    """How the gain of each step of the path changes from the smallest to the largest K, as far as intervals tell."""
     found: dict[tuple[int, int], list[str]] = {}
     for label in (f"{a}>{b}" for a, b in zip(ladder.path, ladder.path[1:], strict=False)):
         depths = sorted(k for (step, k), row in rows.items() if step == label and row["claim_high_percent"] is not None)
@@ -665,6 +667,7 @@ def _table(
     variants = list(variants)
     footnotes = [f"<sub>{note}</sub>" for note in notes]
     if any(DAGGER in cell for row in rows for cell in row):
+        sentence += DAGGER
         old = dict.fromkeys(f"{name}: {reason}" for name, reason in source.stale.items() if name in variants)
         footnotes.append(f"<sub>{DAGGER} Stale. {' '.join(old)}</sub>")
     line = provenance_line(source, used, variants)
@@ -674,8 +677,8 @@ def _table(
 def provenance_line(source: Source, used: Sequence[Row] | None, variants: Sequence[str]) -> str:
     """GPU, driver, clock, rounds, floor, fill, L2 policy, date, runs, builds, and the experiment's declared constants.
 
-    `used` are the rows of `shapes` behind the table, empty where it shows no times; None for the counters, which have runs of
-    their own.
+    `used` are the rows of `shapes` behind the table, empty where it shows no times; None for the counters, which have
+    runs of their own.
     """
     facts = source.facts
     parts = [f"{facts.gpu}, driver {facts.driver}", *([facts.software] if facts.software else [])]

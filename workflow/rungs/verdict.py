@@ -11,6 +11,8 @@ from rungs.files import write_json
 
 FINE = ("ok", "flagged", "not on this chip")
 """A level that the chip lacks is no failure: nothing could be done about it."""
+SHOWN = 3
+"""More shapes that failed alike are a number."""
 
 
 def failures(inputs: Sequence[Path]) -> list[dict[str, str]]:
@@ -32,6 +34,11 @@ def run(inputs: Sequence[Path], output: Path) -> int:
     """Write the verdict; returns 1, with a line for each failure on standard error, where there is one."""
     found = failures(inputs)
     write_json(output, {"failed": len(found), "failures": found})
+    alike: dict[tuple[str, ...], list[str]] = {}
     for failure in found:
-        print(f"rungs: {failure['variant']}, {failure['what']}: {failure['status']}: {failure['reason']}", file=sys.stderr)
+        what, _, shape = failure["what"].partition(" at ")
+        alike.setdefault((failure["variant"], what, failure["status"], failure["reason"]), []).append(shape)
+    for (variant, what, status, reason), shapes in alike.items():
+        where = f"{len(shapes)} shapes" if len(shapes) > SHOWN else ", ".join(shapes)
+        print(f"rungs: {variant}, {what}{f' at {where}' if where else ''}: {status}: {reason}", file=sys.stderr)
     return 1 if found else 0

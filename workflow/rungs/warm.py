@@ -89,6 +89,12 @@ def start(argv: list[str]) -> Child:
         return _Process(argv)
 
 
+def prestart() -> None:
+    """Have the server import torch while something else is done, builds for example."""
+    with contextlib.suppress(OSError):
+        _connect().close()
+
+
 def _address() -> Path:
     """A socket's path that changes with whatever would make an old server run other code."""
     package = Path(__file__).parent

@@ -1,0 +1,427 @@
+"""Tables say what the data says: cells, one conclusion, one line of provenance, and nothing where nothing is known."""
+
+import json
+import re
+
+import pandas as pd
+import pytest
+
+from rungs import aggregate, tables, variants
+from rungs.errors import RungsError
+from synthetic import ARCH, World, write_set
+
+EXPERIMENT = variants.load_experiment("gemm")
+LADDER = EXPERIMENT.ladders["B"]
+SHAPES = [(512, 512, 256), (512, 512, 4096), (4096, 4096, 256), (4096, 4096, 4096)]
+
+
+def name_of(rung: str) -> str:
+    return EXPERIMENT.variant(rung).name
+
+
+def make(results, world: World):
+    write_set(results, world)
+    aggregate.run(results, "gemm", ARCH, [variant.name for variant in world.all_variants()])
+    return results
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    failures = {(name_of("B6"), SHAPES[0]): ("time limit", "It never ended.")}
+    return make(
+        tmp_path_factory.mktemp("set") / "h200", World(shapes=SHAPES, failures=failures, ctas={name_of("B4"): 1})
+    )
+
+
+@pytest.fixture(scope="module")
+def source(results):
+    return tables.read_source(results, "gemm")
+
+
+def grids(text: str) -> list[list[list[str]]]:
+    """Every table of a Markdown text: rows of cells, header first."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\|\n?)+", text, re.MULTILINE):
+        lines = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in block.strip().splitlines()]
+        found.append([lines[0], *lines[2:]])
+    return found
+
+
+def row_of(grid: list[list[str]], first: str) -> list[str]:
+    return next(row for row in grid if row[0] == first)
+
+
+def sentences(text: str) -> list[str]:
+    return re.findall(r"^\*\*(.*)\*\*$", text, re.MULTILINE)
+
+
+# Ladder
+
+
+def test_a_rung_has_its_throughput_and_its_share_at_each_shape(source, results):
+    large, small = grids(tables.ladder_tables(source, LADDER))
+    assert large[0] == ["rung", "what it is", "K=256", "K=4096"]
+    assert [row[0] for row in large[1:]] == [*LADDER.rungs, "control"]
+    assert row_of(large, "B3")[1] == "cp.async 16 B, 2 stages"
+    shapes = aggregate.read_data(results, "gemm")["shapes"].set_index(["variant", "m", "k"])
+    for grid, m in ((large, 4096), (small, 512)):
+        row = shapes.loc[(name_of("B3"), m, 4096)]
+        assert row_of(grid, "B3")[3] == f"{row['tflops']:.1f} ({row['share_percent']:.1f} %)"
+    assert row_of(small, "B6")[2] == "time limit"
+    control = shapes.xs((4096, 4096), level=("m", "k"))["control_tflops"].median()
+    assert row_of(large, "control")[3] == f"{control:.1f}"
+
+
+def test_the_ladder_concludes_with_the_fastest_and_the_slowest_rung(source):
+    first, second = sentences(tables.ladder_tables(source, LADDER))
+    assert first.startswith("At M=N=4096, K=4096 the fastest rung is B6, TMA, 3 stages, with 55.")
+    assert "the slowest is B1, cp.async 16 B, 1 stage, with 31." in first
+    assert "the path B2 > B3 > B5 > B6 gains +" in first
+    assert second.startswith("At M=N=512, K=4096")
+
+
+def test_rungs_that_cannot_be_told_apart_are_not_ranked(tmp_path):
+    world = World(shapes=[SHAPES[3]], noise=0.01)
+    gain = world.gain_percent(name_of("B5"), name_of("B6"), SHAPES[3])
+    make(tmp_path, World(**{**vars(world), "gains": {name_of("B5"): gain}}))
+    (sentence,) = sentences(tables.ladder_tables(tables.read_source(tmp_path, "gemm"), LADDER))
+    assert "(not told apart from B" in sentence
+
+
+# Steps
+
+
+def row(**keys) -> dict:
+    base = {
+        "step": "B2>B3",
+        "source_variant": name_of("B2"),
+        "target_variant": name_of("B3"),
+        "k": 256,
+        "gain_percent": 12.34,
+        "low_percent": 12.14,
+        "high_percent": 12.54,
+        "claim_low_percent": 12.0,
+        "claim_high_percent": 12.7,
+        "verdict": "faster",
+        "rounds_to_decide": None,
+        "controlled": True,
+        "status": "ok",
+        "reason": "",
+    }
+    return {**base, **keys}
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, "+12.3 % ±0.2 faster"),
+        (
+            {"gain_percent": -3.08, "low_percent": -3.18, "high_percent": -2.98, "verdict": "slower"},
+            "-3.1 % ±0.1 slower",
+        ),
+        ({"gain_percent": 0.04, "low_percent": -0.06, "high_percent": 0.14, "verdict": "tie"}, "+0.04 % ±0.10 tie"),
+        ({"gain_percent": -0.001, "low_percent": -0.101, "high_percent": 0.099, "verdict": "tie"}, "+0.00 % ±0.10 tie"),
+        ({"low_percent": 12.31, "high_percent": 12.37}, "+12.34 % ±0.03 faster"),
+        ({"verdict": "undecided", "rounds_to_decide": 1234}, "+12.3 % ±0.2 undecided (+1300 rounds)"),
+        ({"verdict": "undecided"}, "+12.3 % ±0.2 undecided"),
+        ({"verdict": "none"}, "+12.3 % ±0.2 no floor"),
+        ({"controlled": False}, "+12.3 % ±0.2 faster‡"),
+        ({"gain_percent": None, "status": "not on this chip"}, "not on this chip"),
+        ({"low_percent": None, "high_percent": None}, "+12.3 % (too few rounds for an interval) faster"),
+    ],
+)
+def test_a_step_cell(source, keys, expected):
+    assert tables._step_cell(source, row(**keys)) == expected
+
+
+def test_a_missing_row_is_not_run(source):
+    assert tables._step_cell(source, None) == "not run"
+
+
+def test_steps_are_rows_and_name_what_changes(source):
+    large, small = grids(tables.step_tables(source, LADDER))
+    assert [r[0] for r in large[1:]] == [step.label for step in LADDER.steps]
+    assert row_of(large, "B3>B5")[1] == "cp.async 16 B > TMA"
+    assert row_of(small, "B5>B6")[2] == "time limit"
+    assert re.fullmatch(r"\+12\.\d % ±0\.\d faster", row_of(large, "B2>B3")[3])
+
+
+def test_the_steps_conclude_with_most_and_least_and_the_trend_along_the_path(source):
+    first, _ = sentences(tables.step_tables(source, LADDER))
+    assert re.match(
+        r"At M=N=4096 B7>B5 gains most, \+46\.\d % ±0\.\d at K=4096, B5>B6 loses most, -52\.\d % ±0\.\d+ at K=256,",
+        first,
+    )
+    assert re.search(
+        r"from K=256 to 4096 the gain of B2>B3 .*, of B3>B5 .*, of B5>B6 rises \(-52\.\d to \+11\.\d %\)", first
+    )
+    assert "verdicts: 15 faster, 5 slower" in first
+    assert first.endswith("B3>B4, B4>B6 not controlled and so not ranked.")
+
+
+def test_a_step_that_is_not_controlled_is_never_the_best(source):
+    rows = {
+        ("B2>B3", 256): row(gain_percent=50.0, controlled=False),
+        ("B3>B5", 256): row(step="B3>B5", gain_percent=3.0),
+    }
+    sentence = tables._step_sentence(source, LADDER, rows, (512, 512))
+    assert "B3>B5 gains most, +3.0 %" in sentence
+    assert "+50" not in sentence
+
+
+def test_an_undecided_table_says_so(source):
+    rows = {("B2>B3", 256): row(verdict="undecided"), ("B3>B5", 256): row(step="B3>B5", verdict="tie")}
+    sentence = tables._step_sentence(source, LADDER, rows, (512, 512))
+    assert sentence == "At M=N=512 no controlled step is clear of the floor; verdicts: 1 tie, 1 undecided."
+
+
+@pytest.mark.parametrize(
+    ("bounds", "word"),
+    [
+        ([(1, 2), (3, 4)], "rises"),
+        ([(3, 4), (1, 2)], "falls"),
+        ([(1, 3), (2, 4)], "does not change beyond its interval"),
+        ([(1, 2), (5, 6), (1, 2)], "peaks in between"),
+        ([(5, 6), (1, 2), (4, 7)], "dips in between"),
+        ([(1, 2), (5, 6), (5.5, 7)], "rises"),
+    ],
+)
+def test_a_trend_is_claimed_only_where_intervals_part(bounds, word):
+    assert tables.trend([{"claim_low_percent": low, "claim_high_percent": high} for low, high in bounds]) == word
+
+
+def test_without_a_floor_no_step_has_a_verdict(tmp_path):
+    source = tables.read_source(make(tmp_path, World(shapes=[SHAPES[0]], variants=["B2", "B3"], floor_jobs=0)), "gemm")
+    text = tables.step_tables(source, LADDER)
+    assert sentences(text) == ["At M=N=512 no step has a verdict, since the floor was not measured."]
+    assert row_of(grids(text)[0], "B2>B3")[2].endswith("no floor")
+    assert "floor not measured" in text
+    assert sentences(tables.floor_table(source)) == ["The floor was not measured, so that no step has a verdict."]
+
+
+# Evidence, counters, floor, gaps
+
+
+def test_evidence_shows_both_sides_and_names_what_is_not_controlled(source):
+    text = tables.evidence_table(source, LADDER)
+    grid = grids(text)[0]
+    assert row_of(grid, "B2>B3")[2:] == [
+        "126 > 122",
+        "2",
+        "none",
+        "LDG.E.128 4 > 0, LDGSTS.E.BYPASS.128 0 > 4, STS.128 4 > 0",
+        "yes",
+    ]
+    assert row_of(grid, "B3>B4")[2:4] == ["122 > 123", "2 > 1"]
+    assert row_of(grid, "B3>B4")[-1] == "**no**"
+    (sentence,) = sentences(text)
+    assert sentence.startswith("8 of 10 steps are controlled")
+    assert "B3>B4, B4>B6 are not; registers move most in B0>B1, 126 > 122." in sentence
+
+
+def test_counters_are_shown_in_readable_units_with_the_three_top_stalls(source):
+    large, small = grids(tables.counter_tables(source, LADDER))
+    at = {title: i for i, title in enumerate(large[0])}
+    b5 = row_of(large, "B5")
+    assert b5[at["instructions"]] == "113 M"  # 9.4e7 x 1.2
+    assert b5[at["cp.async"]] == "0"
+    assert b5[at["TMA loads"]] == "286 k"
+    assert b5[at["DRAM"]] == "120 MB"
+    assert b5[at["top stalls (warps per issue)"]].count(",") == 2
+    assert b5[at["top stalls (warps per issue)"]].startswith("long_scoreboard 2.")
+    assert "selected" not in b5[at["top stalls (warps per issue)"]]
+    assert "LDS" not in at  # no rung has it
+    assert row_of(small, "B5")[at["instructions"]] == "14.1 M"
+    assert sentences(tables.counter_tables(source, LADDER))[0].startswith(
+        "At 4096x4096x4096 the tensor pipe is busiest in B7, 66.0 %"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (999, "999"), (999_960, "1 M"), (1234, "1.23 k"), (5.6e9, "5.6 G")]
+)
+def test_counts(value, text):
+    assert tables._count(value) == text
+
+
+@pytest.mark.parametrize("word", ["not permitted", "kernel not matched", "not on this chip"])
+def test_each_gap_has_its_own_word_and_the_timing_tables_are_whole(tmp_path, word):
+    source = tables.read_source(make(tmp_path, World(shapes=[SHAPES[3]], profile=word)), "gemm")
+    text = tables.counter_tables(source, LADDER)
+    grid = grids(text)[0]
+    assert grid[0] == ["rung", "counters"]
+    assert {r[1] for r in grid[1:]} == {word}
+    assert sentences(text) == [
+        f"At 4096x4096x4096 there are no counters ({word}), and the timing tables do not need them."
+    ]
+    assert "%)" in row_of(grids(tables.ladder_tables(source, LADDER))[0], "B3")[2]
+
+
+def test_a_single_gap_keeps_its_word_beside_counted_cells(source):
+    counters = {
+        "smsp__inst_executed.sum": {"value": 5.0, "status": "ok"},
+        "smsp__inst_executed_op_tma_ld.sum": {"value": None, "status": "not on this chip"},
+    }
+    shown = {column.title: column.show(counters) for column in tables.COLUMNS}
+    assert shown["instructions"] == "5"
+    assert shown["TMA loads"] == "not on this chip"
+
+
+def test_what_is_missing_is_listed_with_its_reason(source):
+    assert grids(tables.gap_table(source))[0][1:] == [
+        ["B6", name_of("B6"), "sweep", "512x512x256", "time limit", "It never ended."]
+    ]
+
+
+def test_a_whole_set_lists_no_gap(tmp_path):
+    source = tables.read_source(make(tmp_path, World(shapes=[SHAPES[3]], variants=["B2", "B3"])), "gemm")
+    assert tables.gap_table(source) == ""
+    assert "Not measured" not in tables.render_experiment(tmp_path, "gemm")
+
+
+# Every table
+
+
+def test_every_table_ends_in_one_sentence_and_its_provenance(results):
+    text = tables.render_experiment(results, "gemm")
+    body = text.split("## Not measured")[0]
+    assert len(grids(body)) == len(sentences(body)) == body.count("The same in all rungs:") == 2 + 2 + 1 + 2 + 1
+    assert all(sentence.endswith(".") and not re.search(r"\.\s+[A-Z]", sentence) for sentence in sentences(body))
+    for declared in EXPERIMENT.declared:
+        assert body.count(declared) == len(grids(body))
+
+
+def test_provenance_names_gpu_clock_rounds_floor_fill_date_runs_and_builds(source, results):
+    line = tables.ladder_tables(source, LADDER).splitlines()[-1]
+    manifests = [json.loads(path.read_text()) for path in sorted((results / "csv" / "sweep" / "gemm").glob("*.json"))]
+    for part in (
+        "NVIDIA H200, driver 580.65.06",
+        "clock observed, not locked, 1",
+        " MHz",
+        "; 30 rounds",
+        "fill normal, L2 hot",
+    ):
+        assert part in line
+    assert re.search(r"floor 0\.\d\d % one wave, 0\.\d\d % many waves", line)
+    assert "2026-11-29" in line
+    runs = {manifest["variant"]: manifest["run_id"] for manifest in manifests}
+    assert f"runs {tables.sha256_json(runs)[:8]} (hash over 8)" in line
+    assert "builds " in line
+
+
+def test_counters_have_the_runs_of_the_profile_and_no_rounds(source):
+    line = tables.counter_tables(source, LADDER).splitlines()[-1]
+    assert "ncu 2025.3" in line
+    assert "rounds" not in line
+    assert f"runs {tables.sha256_json({n: ids[0] for n, ids in source.facts.profiles.items()})[:8]}" in line
+
+
+def test_one_run_is_named_by_its_id(source):
+    assert source.facts.sweeps[name_of("B3")][0] in tables.floor_table(source)
+
+
+def test_a_stale_recording_marks_each_of_its_numbers_and_no_other(results):
+    source = tables.read_source(results, "gemm", {name_of("B3"): "kernels/ptx.cuh has changed."})
+    ladder, steps = tables.ladder_tables(source, LADDER), tables.step_tables(source, LADDER)
+    counters, evidence = tables.counter_tables(source, LADDER), tables.evidence_table(source, LADDER)
+    for grid in grids(ladder) + grids(counters):
+        for cells in grid[1:]:
+            assert all(cell.endswith("†") for cell in cells[2:]) == (cells[0] == "B3")
+    for grid in grids(steps):
+        for cells in grid[1:]:
+            assert all("†" in cell for cell in cells[2:]) == ("B3" in cells[0])
+    assert row_of(grids(evidence)[0], "B2>B3")[2] == "126 > 122†"
+    for text in (ladder, steps, counters, evidence):
+        assert all(sentence.endswith(".†") for sentence in sentences(text))
+        assert f"† Stale. {name_of('B3')}: kernels/ptx.cuh has changed." in text
+    assert "†" not in tables.render_experiment(results, "gemm")
+
+
+def test_a_stale_word_is_no_number(tmp_path):
+    failures = {(name_of("B3"), SHAPES[0]): ("time limit", "It never ended.")}
+    make(tmp_path, World(shapes=[SHAPES[0]], variants=["B2", "B3"], failures=failures, profile="not permitted"))
+    text = tables.render_experiment(tmp_path, "gemm", {name_of("B3"): "changed."})
+    assert "time limit†" not in text
+    assert "not permitted†" not in text
+
+
+# Files and blocks
+
+
+def test_tables_are_written_whole_and_the_same_twice(results):
+    tables.run(results, ["gemm"], {})
+    first = [(results / name).read_bytes() for name in ("md/gemm.md", "README.md")]
+    tables.run(results, ["gemm"], {})
+    assert first == [(results / name).read_bytes() for name in ("md/gemm.md", "README.md")]
+    readme = first[1].decode()
+    assert "[gemm](md/gemm.md)" in readme
+    assert "(figures/gemm/heatmap_B.svg)" in readme
+    assert row_of(grids(readme)[0], "sweep") == ["sweep", "31", "1 time limit"]
+
+
+def test_blocks_hold_the_tables_of_each_ladder(results, source):
+    blocks = tables.readme_blocks(results, "gemm")
+    assert set(blocks) == {f"gemm:{kind}:B" for kind in ("ladder", "steps", "evidence", "ncu", "figures")} | {
+        "gemm:floor"
+    }
+    assert blocks["gemm:steps:B"] == tables.step_tables(source, LADDER)
+    assert blocks["gemm:figures:B"].count(".svg") == 2
+
+
+README = """# Title
+<!-- rungs:gemm:ladder:B begin -->
+old
+<!-- rungs:gemm:ladder:B end -->
+Between.
+<!-- rungs:gemm:steps:B begin --><!-- rungs:gemm:steps:B end -->
+After.
+"""
+
+
+def test_blocks_fill_the_readme_between_markers_and_nothing_else():
+    blocks = {"gemm:ladder:B": "| new |", "gemm:steps:B": "| steps |", "gemm:ncu:B": "unused"}
+    filled = tables.apply_blocks(README, blocks)
+    assert filled == (
+        "# Title\n<!-- rungs:gemm:ladder:B begin -->\n| new |\n<!-- rungs:gemm:ladder:B end -->\nBetween.\n"
+        "<!-- rungs:gemm:steps:B begin -->\n| steps |\n<!-- rungs:gemm:steps:B end -->\nAfter.\n"
+    )
+    assert tables.apply_blocks(filled, blocks) == filled
+    assert tables.apply_blocks("no markers", blocks) == "no markers"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "<!-- rungs:gemm:ladder:Q begin --><!-- rungs:gemm:ladder:Q end -->",
+            "names no block: the blocks are gemm:ladder:B",
+        ),
+        ("<!-- rungs:gemm:ladder:B begin -->", "has no end"),
+        ("<!-- rungs:gemm:ladder:B end -->", "a begin is expected"),
+        ("<!-- rungs:gemm:ladder:B begin --><!-- rungs:gemm:ladder:B begin -->", "the end of gemm:ladder:B"),
+        ("<!-- rungs:gemm:ladder:B begin --><!-- rungs:gemm:steps:B end -->", "the end of gemm:ladder:B"),
+    ],
+)
+def test_markers_that_do_not_pair_are_named(text, words):
+    with pytest.raises(RungsError, match=re.escape(words)):
+        tables.apply_blocks(text, {"gemm:ladder:B": "x"})
+
+
+def test_a_set_without_any_number_has_its_tables_too(tmp_path):
+    aggregate.run(tmp_path, "gemm", ARCH, [name_of("B2"), name_of("B3")])
+    text = tables.render_experiment(tmp_path, "gemm")
+    assert (
+        sentences(text)[0]
+        == "At M=N=4096 fewer than two rungs have a share of unknown, so there is nothing to compare."
+    )
+    assert "no step has a verdict, since none was timed" in text
+    assert "At 4096x4096x4096 there are no counters (not run)" in text
+
+
+def test_a_lone_ladder_of_the_swizzle_renders(tmp_path):
+    make(tmp_path, World(shapes=[SHAPES[3]], variants=["S0", "S1", "S2", "S3"]))
+    text = tables.render_experiment(tmp_path, "gemm")
+    assert "## Ladder S" in text
+    assert "## Ladder B" not in text
+    assert [r[1] for r in grids(text)[0][1:3]] == ["K x N, plain", "K x N, TMA's XOR"]
+    assert pd.notna(aggregate.read_data(tmp_path, "gemm")["steps"]["gain_percent"]).any()
