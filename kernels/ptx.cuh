@@ -159,10 +159,6 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 barrier, u32 parity
   return done != 0;
 }
 
-__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 // `x` counts elements along the contiguous axis, `y` rows. The destination is .shared::cta: .shared::cluster would add a
 // call and a stack frame on sm_120, and no kernel here that uses this one launches clusters.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d(u32 target, const TensorMap* map, int x, int y, u32 barrier) {

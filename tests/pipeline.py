@@ -79,8 +79,6 @@ class Checkout:
         self.folder, self.repo = folder, folder / "repo"
         self.live = self.repo / "results" / SLUG
         self.environment: dict[str, str] = {}
-        self.user: int | None = None
-        """Who runs Snakemake, where it is another."""
 
     @classmethod
     def create(cls, folder: Path) -> Checkout:
@@ -135,7 +133,9 @@ class Checkout:
             "RUNGS_STANDIN_GPU": str(self.folder / "gpu.json"),
             "RUNGS_STANDIN_NCU": "ok",
         }
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RUNGS_", "CUDA_", "SNAKEMAKE_"))}
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("RUNGS_", "CUDA_", "SNAKEMAKE_"))
+        }
         return kept | own | self.environment | more
 
     def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
@@ -149,7 +149,6 @@ class Checkout:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            user=self.user,
         )
 
     def snakemake(self, *arguments: str, **more: str) -> Result:
@@ -212,4 +211,4 @@ class Checkout:
 
 
 def no_traceback(result: Result) -> bool:
-    return "Traceback" not in result.text and "File \"" not in result.text
+    return "Traceback" not in result.text and 'File "' not in result.text

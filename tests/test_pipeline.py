@@ -21,7 +21,12 @@ NOTHING = "Nothing to be done"
 MEASURING = ("sweep", "floor", "profile")
 LEAVES = [
     *(f"csv/inspect/{ARCH}/{rung}.csv" for rung in RUNGS),
-    *(f"csv/{kind}/gemm/{rung}.{ending}" for kind in ("sweep", "profile") for rung in RUNGS for ending in ("csv", "json")),
+    *(
+        f"csv/{kind}/gemm/{rung}.{ending}"
+        for kind in ("sweep", "profile")
+        for rung in RUNGS
+        for ending in ("csv", "json")
+    ),
     *(f"csv/floor/gemm/{job}.{ending}" for job in (1, 2, 3) for ending in ("csv", "json")),
     *(f"data/gemm/{kind}.csv" for kind in ("shapes", "steps", "changes", "floor", "counters", "coverage")),
     *(f"figures/gemm/{kind}_S.{ending}" for kind in ("heatmap", "ladder") for ending in ("svg", "png")),
@@ -42,7 +47,9 @@ def lines(variants, shapes=SHAPES):
 def test_complete_run_makes_every_leaf_and_fails_nothing(complete_run):
     checkout, result = complete_run
     assert result.code == 0, result.text
-    assert [leaf for leaf in LEAVES if not (checkout.live / leaf).is_file() or not (checkout.live / leaf).stat().st_size] == []
+    assert [
+        leaf for leaf in LEAVES if not (checkout.live / leaf).is_file() or not (checkout.live / leaf).stat().st_size
+    ] == []
     assert checkout.verdict() == {"failed": 0, "failures": []}
     assert result.said[-1] == "rungs: tables and figures are in results/h200/README.md."
 
@@ -114,7 +121,9 @@ def test_targets_list_what_they_are_named_after(complete_run):
     checkout, _ = complete_run
     targets = ("ladders", "factorial", "sweeps", "profiles", "heatmap", "tables", "report")
     with ThreadPoolExecutor(2) as pool:
-        planned = dict(zip(targets, pool.map(lambda target: checkout.planned("--forceall", target), targets), strict=True))
+        planned = dict(
+            zip(targets, pool.map(lambda target: checkout.planned("--forceall", target), targets), strict=True)
+        )
     drawn = {"plot_heatmap", "plot_ladder", "make_tables", "make_index"}
     assert {target: result.rules & {*MEASURING, *drawn, "inspect"} for target, result in planned.items()} == {
         "ladders": {"sweep", "floor", "inspect"},
@@ -166,8 +175,11 @@ def test_deleted_csv_is_measured_again_and_the_map_drawn_again_and_nothing_else(
 
 def test_new_rung_builds_and_measures_only_its_variant(checkout):
     (checkout.folder / "measured.log").unlink(missing_ok=True)
-    checkout.edit("config/experiments/gemm.yaml", "      S3: {b_layout: 1, swizzle: 1}\n",
-                  "      S3: {b_layout: 1, swizzle: 1}\n      S4: {b_layout: 1, swizzle: 1, stages: 3}\n")
+    checkout.edit(
+        "config/experiments/gemm.yaml",
+        "      S3: {b_layout: 1, swizzle: 1}\n",
+        "      S3: {b_layout: 1, swizzle: 1}\n      S4: {b_layout: 1, swizzle: 1, stages: 3}\n",
+    )
     checkout.edit("config/experiments/gemm.yaml", "steps: [S0>S1, S2>S3]", "steps: [S0>S1, S2>S3, S3>S4]")
     new = "abl_L1_R1_bl1_s3_sw1"
     result = checkout.snakemake("sweeps")
@@ -291,12 +303,12 @@ def test_ended_run_frees_the_gpu_and_resumes_without_handwork(checkout, sent):
     checkout.machine({"name": "NVIDIA H200", "uuid": UUID}, log=str(calls))
     checkout.configure(clock={"mode": "lock", "mhz": 1755})
     checkout.csv("sweep", S1).unlink()
-    checkout.fault(**{S1: {"kind": "slow", "shape": list(SHAPES[1])}})
+    checkout.fault(**{S1: {"kind": "slow", "shape": list(SHAPES[0])}})
     log = checkout.repo / "logs" / "h200" / "sweep" / "gemm" / f"{S1}.log"
     log.unlink()
     target = f"results/h200/csv/sweep/gemm/{S1}.csv"
     process = checkout.start(target)
-    wait_until(lambda: log.exists() and "512x512x256" in log.read_text())
+    wait_until(lambda: log.exists() and "512x512x512" in log.read_text())
     locked = [json.loads(line) for line in calls.read_text().splitlines()]
     assert (locked[-1]["call"], locked[-1].get("max_mhz")) == ("lock", 1755)
     os.killpg(process.pid, sent)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -29,24 +25,44 @@ CASES = {
         None,
         f"There is no device 'b200' here: choose auto, emulator or one of these GPUs {LISTED}).",
     ),
-    "unknown index": (["device=7"], None, None, f"There is no device '7' here: choose auto, emulator or one of these GPUs {LISTED})."),
+    "unknown index": (
+        ["device=7"],
+        None,
+        None,
+        f"There is no device '7' here: choose auto, emulator or one of these GPUs {LISTED}).",
+    ),
     "two GPUs and none chosen": (
         [],
         TWO,
         None,
         f"This machine has several GPUs: choose one with `--config device=<index, slug or UUID>` {LISTED}; index 1, slug h200,",
     ),
-    "two GPUs of one slug": (["device=h200"], TWO, None, "Device 'h200' is the slug of several GPUs: choose by index or UUID"),
+    "two GPUs of one slug": (
+        ["device=h200"],
+        TWO,
+        None,
+        "Device 'h200' is the slug of several GPUs: choose by index or UUID",
+    ),
     "unknown experiment": (
         ["experiments=conv"],
         None,
         None,
         "config, key experiments: there is no experiment 'conv'; choose of gemm.",
     ),
-    "unknown ladder": (["ladders=Z"], None, None, "config, key ladders: there is no ladder 'Z'; choose of B, S, or all."),
+    "unknown ladder": (
+        ["ladders=Z"],
+        None,
+        None,
+        "config, key ladders: there is no ladder 'Z'; choose of B, S, or all.",
+    ),
     "unknown key": (["devise=h200"], None, None, "'devise' was unexpected"),
     "unknown nested key": (["measure={rounds: 5}"], None, None, "config, key measure: "),
-    "word for a number": (["measure={rounds_max: many}"], None, None, "config, key measure.rounds_max: 'many' is not of type 'integer'."),
+    "word for a number": (
+        ["measure={rounds_max: many}"],
+        None,
+        None,
+        "config, key measure.rounds_max: 'many' is not of type 'integer'.",
+    ),
     "rounds the wrong way round": (
         ["measure={rounds_min: 60}"],
         None,
@@ -141,7 +157,10 @@ def test_unknown_variant_is_named(complete_run, tmp_path, name, sentence):
     [
         (("step", "B1", "B6"), "rungs: Step B1>B6 is not one step: its rungs differ in load and stages;"),
         (("step", "B2", "B2"), "rungs: Step B2>B2 is not one step: its rungs are the same variant;"),
-        (("step", "B2", "B3", "--device", "b200"), "rungs: There is no device 'b200' here: choose auto, emulator or one of these GPUs"),
+        (
+            ("step", "B2", "B3", "--device", "b200"),
+            "rungs: There is no device 'b200' here: choose auto, emulator or one of these GPUs",
+        ),
         (("trace", "README.md"), "rungs: 'README.md' names no cell: give <table>:<rung or step>[:MxNxK]"),
         (("trace", "results/h200/md/none.md:S1"), "rungs: results/h200/md/none.md does not exist:"),
         (("record", "results/nowhere"), "rungs: results/nowhere has no sweep of gemm: run `snakemake sweeps`"),
@@ -153,30 +172,17 @@ def test_verb_refuses_in_one_sentence(complete_run, arguments, sentence):
     assert len(result.text.splitlines()) == 1 and result.text.startswith(sentence)
 
 
-@pytest.fixture
-def owned(complete_run):
-    """A copy whose processes are of a user whom folder permissions bind; yields (checkout, user or None)."""
-    folder = Path(tempfile.mkdtemp(prefix="rungs-owned-"))
-    folder.chmod(0o755)
-    checkout = complete_run[0].copy(folder / "run")
-    checkout.environment["HOME"] = str(checkout.folder)
-    if os.geteuid() == 0:
-        checkout.user = 65534
-        for path in (checkout.folder, *checkout.folder.rglob("*")):
-            os.chown(path, checkout.user, checkout.user, follow_symlinks=False)
-    yield checkout
-    for path in checkout.folder.rglob("*"):
-        if path.is_dir() and not path.is_symlink():
-            path.chmod(0o755)
-    shutil.rmtree(folder)
-
-
-def test_read_only_results_are_one_sentence_and_lose_nothing(owned):
-    target = owned.csv("sweep", S1)
-    kept = sorted(target.parent.iterdir())
-    owned.edit("kernels/stamp.cu", "//", "///")
-    for folder in (target.parent, owned.live / "build" / ARCH / "stamp"):
-        folder.chmod(0o555)
-    result = owned.snakemake("sweeps")
+def test_folder_that_cannot_be_written_is_one_sentence_and_costs_nothing_else(checkout):
+    """/sys takes no file from anyone, root included, as a read-only results folder takes none from its reader."""
+    folder = checkout.csv("sweep", S1).parent
+    kept = folder.rename(folder.with_name("kept"))
+    folder.symlink_to("/sys")
+    target = f"results/h200/csv/sweep/gemm/{S1}.csv"
+    result = checkout.snakemake(target)
     assert result.code == 1 and "Traceback" not in result.text
-    assert sorted(target.parent.iterdir()) == kept
+    said = [line for line in result.said if target in line]
+    assert len(said) == 1 and said[0].startswith(f"rungs: {target} cannot be written (")
+    assert said[0].endswith("): make its folder writable or free some space.")
+    folder.unlink()
+    kept.rename(folder)
+    assert "Nothing to be done" in checkout.planned("all").text

@@ -6,7 +6,7 @@ rule aggregate:
     output:
         expand(
             "results/{{results_set}}/data/{{experiment}}/{kind}.csv",
-            kind=["shapes", "steps", "changes", "floor", "counters", "coverage"],
+            kind=DATA,
         ),
     log:
         "logs/{results_set}/aggregate/{experiment}.log",

@@ -113,11 +113,12 @@ def sweeps(factorial=False):
     if not run.gpu:
         return []
     rungs = [f"{LIVE}/csv/sweep/{e}/{v.name}.csv" for e in run.experiments for v in run.variants(e, factorial)]
-    return rungs + [floor_csv(e, job) for e in run.experiments for job in (1, 2, 3)]
+    return rungs + [path for e in run.experiments for path in floor_csvs(e)]
 
 
-def floor_csv(experiment, job):
-    return f"{LIVE}/csv/floor/{experiment}/{job}.csv"
+def floor_csvs(experiment):
+    """Of the three jobs that measure one binary against itself; none where every rung's own job does."""
+    return [] if run.twins else [f"{LIVE}/csv/floor/{experiment}/{job}.csv" for job in (1, 2, 3)]
 
 
 def profiles():
@@ -157,14 +158,25 @@ def measured(wildcards):
     if wildcards.results_set != run.results:
         return settings.recorded_inputs(wildcards.results_set, wildcards.experiment)
     e = wildcards.experiment
-    csvs = [f"{LIVE}/csv/sweep/{e}/{v.name}.csv" for v in run.variants(e)] + [floor_csv(e, job) for job in (1, 2, 3)]
+    csvs = [f"{LIVE}/csv/sweep/{e}/{v.name}.csv" for v in run.variants(e)] + floor_csvs(e)
     csvs += [f"{LIVE}/csv/profile/{e}/{v.name}.csv" for v in run.variants(e)] if run.profiling else []
     inspected = [f"{LIVE}/csv/inspect/{run.arch}/{v.name}.csv" for v in run.variants(e)]
     return csvs + [path.removesuffix(".csv") + ".json" for path in csvs] + inspected
 
 
-def data_of(wildcards, kinds=("shapes", "steps", "changes", "floor", "counters", "coverage")):
-    return [f"results/{wildcards.results_set}/data/{wildcards.experiment}/{kind}.csv" for kind in kinds]
+DATA = ("shapes", "steps", "changes", "floor", "counters", "coverage")
+
+
+def data_of(wildcards):
+    return [f"results/{wildcards.results_set}/data/{wildcards.experiment}/{kind}.csv" for kind in DATA]
+
+
+def experiments_in(wildcards):
+    return [e for s, e, _ in rendered_sets() if s == wildcards.results_set]
+
+
+def data_of_set(wildcards):
+    return [f"results/{wildcards.results_set}/data/{e}/{k}.csv" for e in experiments_in(wildcards) for k in DATA]
 
 
 def variants_in(wildcards):
@@ -177,8 +189,12 @@ def arch_of(wildcards):
     return run.arch if wildcards.results_set == run.results else settings.recorded_arch(wildcards.results_set)
 
 
-def tables_of_set(wildcards):
-    return [f"results/{s}/md/{e}.md" for s, e, _ in rendered_sets() if s == wildcards.results_set]
+def sources_behind(wildcards):
+    """The kernel sources of a recorded set: after an edit it is drawn again and shows as stale, also in a clone, which has
+    no record of params."""
+    if wildcards.results_set == run.results:
+        return []
+    return [os.path.relpath(ROOT / name) for name in build.sources(load_experiment(wildcards.experiment).kernel)]
 
 
 def stale_in(wildcards):

@@ -45,8 +45,9 @@ rule sweep:
         settings=run.measure_as_json,
         time_limit=run.time_limit_s,
         protocol=module_hash("protocol"),
+        twin="--twin" if run.twins else "",
     shell:
-        "{params.python:q} -m rungs sweep --experiment {wildcards.experiment:q} --variant {wildcards.variant:q}"
+        "{params.python:q} -m rungs sweep {params.twin} --experiment {wildcards.experiment:q} --variant {wildcards.variant:q}"
         " --arch {params.arch:q} --gpu {params.gpu:q} --manifests {input.manifests:q} --stamp {input.stamp[0]:q}"
         " --clock {input.clock:q} --shapes {params.shapes:q} --settings {params.settings:q}"
         " --time-limit {params.time_limit:q} --output {output.csv:q} &> {log:q}"

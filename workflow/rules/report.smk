@@ -2,6 +2,7 @@ rule plot_heatmap:
     """Draw each step's gain over K x M=N: one shape alone misleads."""
     input:
         data_of,
+        sources_behind,
     output:
         report(
             "results/{results_set}/figures/{experiment}/heatmap_{ladder}.svg",
@@ -28,6 +29,7 @@ rule plot_ladder:
     """Draw each rung's share of the control along its ladder."""
     input:
         data_of,
+        sources_behind,
     output:
         report(
             "results/{results_set}/figures/{experiment}/ladder_{ladder}.svg",
@@ -54,6 +56,7 @@ rule make_tables:
     """Write an experiment's tables, each with its conclusion and its provenance."""
     input:
         data_of,
+        sources_behind,
     output:
         report(
             "results/{results_set}/md/{experiment}.md",
@@ -78,7 +81,7 @@ rule make_tables:
 rule make_index:
     """Write the page that leads to a set's tables and figures."""
     input:
-        tables_of_set,
+        data_of_set,
     output:
         "results/{results_set}/README.md",
     log:
@@ -87,6 +90,8 @@ rule make_index:
         "../../envs/environment.yaml"
     params:
         python=PYTHON,
+        experiments=experiments_in,
         code=module_hash("tables"),
     shell:
-        "{params.python:q} -m rungs tables --results results/{wildcards.results_set:q} &> {log:q}"
+        "{params.python:q} -m rungs tables --results results/{wildcards.results_set:q}"
+        " --index {params.experiments:q} &> {log:q}"

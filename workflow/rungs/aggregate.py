@@ -81,13 +81,17 @@ def aggregate(results: Path, experiment: Experiment, arch: str, variants: Sequen
     check_set(recordings, arch)
     arms = {name: arms_of(recording, device) for name, recording in recordings.sweeps.items()}
     floor_arms = [arms_of(recording, device) for recording in recordings.floors]
+    twins = [name for name, recording in recordings.sweeps.items() if "twin" in set(recording.frame["arm"])]
     shapes = _shapes(experiment, recordings)
     wrong = disagreements(experiment, recordings.sweeps)
     for name, shape in wrong:
         arms[name][shape][name] = Arm("wrong", wrong[name, shape])
     sms = _sms(recordings)
-    floors = _floors(experiment, device, recordings.floors, floor_arms, sms)
-    steps = [step for step in experiment.steps() if step.target_variant in asked] or experiment.steps()
+    if recordings.floors:
+        floors = _floors(experiment, device, recordings.floors, floor_arms, sms)
+    else:  # a quick look: each rung against itself in its own job, which shows nothing between jobs
+        floors = _floors(experiment, device, [recordings.sweeps[n] for n in twins], [arms[n] for n in twins], sms)
+    steps = [step for step in experiment.steps() if step.source_variant in asked and step.target_variant in asked]
     return {
         "shapes": _frame("shapes", _shape_rows(experiment, asked, shapes, recordings, arms)),
         "steps": _frame("steps", _step_rows(experiment, device, steps, shapes, recordings, arms, floors, sms)),
@@ -509,7 +513,7 @@ def _floors(
                     if arm == "twin":
                         twin[where][shape].append(median)
                     else:
-                        other[where][shape, arm].append(median)
+                        other[where][shape, name, arm].append(median)
     return {name: stats.floor_of(twin[name], other[name], len(floors)) for name in CLASSES}
 
 

@@ -94,7 +94,8 @@ def _parser() -> argparse.ArgumentParser:
 
     p = verb("tables", _tables, "Markdown tables of a results set")
     p.add_argument("--results", type=Path, required=True)
-    p.add_argument("--experiment", help="write its tables; without it, the page that leads to all of the set's")
+    p.add_argument("--experiment", help="write its tables")
+    p.add_argument("--index", nargs="+", metavar="EXPERIMENT", help="write the page that leads to the tables of these")
 
     p = verb("verdict", _verdict, "fail when any variant failed, naming each")
     p.add_argument("inputs", type=Path, nargs="+", help="coverage or inspect CSVs")
@@ -277,9 +278,8 @@ def _tables(a: argparse.Namespace) -> None:
     if a.experiment:
         stale = provenance.stale(a.results, [a.experiment])
         write_text(a.results / "md" / f"{a.experiment}.md", tables.render_experiment(a.results, a.experiment, stale))
-    else:
-        experiments = sorted(path.stem for path in (a.results / "md").glob("*.md"))
-        write_text(a.results / "README.md", tables.render_set(a.results, experiments, provenance.stale(a.results)))
+    if a.index:
+        write_text(a.results / "README.md", tables.render_set(a.results, a.index, provenance.stale(a.results)))
 
 
 def _verdict(a: argparse.Namespace) -> int:

@@ -94,7 +94,7 @@ class Session:
         return values[0] if len(values) == 1 else values
 
     def _function(self, cubin: Path, entry: str) -> Any:
-        nothing = ([], [], 0)
+        nothing: tuple[list[Any], list[Any], int] = ([], [], 0)
         library = self._check(
             self.driver.cuLibraryLoadFromFile(str(cubin).encode(), *nothing, *nothing), f"Loading {cubin}"
         )

@@ -32,7 +32,9 @@ CONTROL = "control"
 TWIN = "twin"
 BOUND = 1e-2
 """Relative Frobenius error allowed for bf16 results against a float64 reference."""
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.05
+SESSION = "session.json"
+"""What a child writes last; the other names in a job's folder are those of its parts."""
 LOAD_PROBLEM = (4096, 4096, 4096)
 """What the control runs while a lock is tried: it draws as much power as any shape of a sweep."""
 
@@ -68,7 +70,7 @@ def load_binary(experiment: Experiment, manifest_path: Path) -> Binary:
 
 
 def run_child(job_path: Path) -> int:
-    """Measure the shapes of a job file that have no part yet; writes `<index>.json` for each and `session.json`."""
+    """Measure the shapes of a job file that have no part yet; writes `<index>.json` for each and `SESSION`."""
     from rungs import gpu
 
     job = read_json(job_path)
@@ -112,7 +114,8 @@ def run_child(job_path: Path) -> int:
             write_json(part, measured)
             done = f"{len(measured['samples'])} samples" if measured["status"] == "ok" else measured["reason"]
             print(f"{rung.name} {'x'.join(map(str, shape))}: {done} in {time.monotonic() - started:.2f} s", flush=True)
-        write_json(parts / "session.json", {**session.describe(), "clock": held.record})
+    # Last of all, when the clock is restored: from here on the supervisor does not wait for CUDA to take itself apart.
+    write_json(parts / SESSION, {**session.describe(), "clock": held.record})
     return 0
 
 
@@ -253,7 +256,7 @@ def supervise(
         parts = [failed(*excluded[rung.name]) for _ in shapes]
         session: dict[str, Any] = {}
     else:
-        job = {
+        job: dict[str, Any] = {
             "experiment": experiment.name,
             "variant": rung.name,
             "arch": arch,
@@ -270,7 +273,7 @@ def supervise(
         with clock.exclusive(gpu.uuid):
             parts, session = _collect(job, time_limit_s)
     rows = [row for shape, part in zip(shapes, parts, strict=True) for row in _rows(run_id, experiment, rung, shape, part)]
-    manifest = {
+    manifest: dict[str, Any] = {
         "kind": "sweep",
         "run_id": run_id,
         "experiment": experiment.name,
@@ -332,7 +335,7 @@ def _collect(job: dict[str, Any], time_limit_s: float) -> tuple[list[dict[str, A
                         write_json(path, failed(status, reason))
             else:
                 write_json(paths[lost], failed(status, reason))
-        session = read_json(folder / "session.json") if (folder / "session.json").exists() else {}
+        session = read_json(folder / SESSION) if (folder / SESSION).exists() else {}
         return [read_json(path) for path in paths], session
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -343,10 +346,12 @@ def _run_once(folder: Path, paths: Sequence[Path], time_limit_s: float) -> tuple
     for left_over in ("current", "failure"):
         (folder / left_over).unlink(missing_ok=True)
     child = warm.start(["measure-job", str(folder / "job.json")])
-    importlib.import_module("pandas")  # the rows will need it: import it while the child works
     seen, since = sum(path.exists() for path in paths), time.monotonic()
     try:
+        importlib.import_module("pandas")  # the rows will need it: import it while the child works
         while (code := child.poll(POLL_SECONDS)) is None:
+            if (folder / SESSION).exists():
+                return "", ""
             count = sum(path.exists() for path in paths)
             if count != seen:
                 seen, since = count, time.monotonic()

@@ -21,7 +21,7 @@ from rungs.files import sha256_file
 
 CHECK_EVERY = 10
 """Rounds between two looks at the stop rule."""
-SETTLE_S = 0.05
+SETTLE_S = 0.02
 """Load of each shape before its first round: the clock of the shape before it must not reach into it."""
 LOCK_TOLERANCE = 0.01
 ALLOWED_THROTTLE = frozenset({"power cap"})
@@ -100,11 +100,9 @@ def warm_up(session: Session, arms: Sequence[str], seconds: float) -> None:
     """Keep the GPU busy with the arms' graphs, so that the first round finds the clock and the caches of the later ones."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        last = None
         for arm in arms:
             session.replay(arm)
-            last = session.event()
-        session.wait(last)
+        session.wait(session.event())
 
 
 def choose_launches(session: Session, arms: Sequence[str], sample_us: float) -> int:
@@ -142,7 +140,7 @@ def run_rounds(
     samples: list[Sample] = []
     queued: list[tuple[int, list[Any], Any]] = []
     for number in range(1, settings.rounds_max + 1):
-        queued.append((number, *_enqueue(session, rng.permutation(arms))))
+        queued.append((number, *_enqueue(session, rng.permutation(arms).tolist())))
         while len(queued) > (number < settings.rounds_max):
             done, marks, end = queued.pop(0)
             session.wait(end)
@@ -157,7 +155,7 @@ def run_rounds(
 def _enqueue(session: Session, order: Sequence[str]) -> tuple[list[tuple[str, Any, Any, Any, Any]], Any]:
     """Queue one round; returns its marks and the event behind its last stamp."""
     marks = []
-    for arm in map(str, order):
+    for arm in order:
         before = session.stamp()
         start = session.event()
         session.replay(arm)

@@ -16,7 +16,9 @@ from rungs.files import ROOT, read_json, sha256_file, sha256_json, whole, write_
 from rungs.variants import Experiment, experiment_names, load_experiment
 
 RECORDED = Path("results/recorded")
-KINDS = ("sweep", "floor", "profile")
+SCHEMA_OF = {"sweep": "sweep", "floor": "sweep", "profile": "profile"}
+"""Kind of a measuring job -> schema of its CSV; the schema `floor` is that of the data made from these."""
+KINDS = tuple(SCHEMA_OF)
 
 
 # ---- staleness -------------------------------------------------------------------------------------------------------
@@ -116,7 +118,7 @@ def record(results: Path, experiment_name: str) -> None:
         manifest = verified(path)
         slugs.add(manifest["gpu"]["slug"])
         archs.add(manifest["arch"])
-        failed = schemas.read_csv(path.parts[-3], path)
+        failed = schemas.read_csv(SCHEMA_OF[path.parts[-3]], path)
         failed = failed[~failed["status"].isin(["ok", "flagged", "not on this chip"])]
         if len(failed):
             first = failed.iloc[0]
@@ -139,7 +141,7 @@ def record(results: Path, experiment_name: str) -> None:
         with whole(target / path.relative_to(results)) as temporary:
             shutil.copyfile(path, temporary)
     print(
-        f"Recorded {len(csvs)} CSVs of {len(variants)} variants in {target}: run `snakemake tables heatmap` to draw them and"
+        f"Recorded {len(csvs)} CSVs of {len(variants)} variants in {target}: run `snakemake report` to draw them and"
         " `python -m rungs readme` to put them into the README."
     )
 

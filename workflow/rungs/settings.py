@@ -26,7 +26,10 @@ QUICK_WARMUP_S = 0.3
 
 @dataclass(frozen=True)
 class Run:
-    """`results` names the set under results/ that this run writes; `gpu` is None where nothing can be timed."""
+    """`results` names the set under results/ that this run writes; `gpu` is None where nothing can be timed.
+
+    `twins`: every rung is timed against itself in its own job, and there are no floor jobs (the quick preset).
+    """
 
     results: str
     gpu: clock.Gpu | None
@@ -40,6 +43,7 @@ class Run:
     clock_mhz: str
     profiling: bool
     ncu: str
+    twins: bool
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -128,7 +132,8 @@ def resolve(config: Mapping[str, Any]) -> Run:
         raise RungsError(f"{gpu} has compute capability {gpu.capability}, which no file under config/devices/ describes.")
     if gpu and arch not in ("auto", gpu.arch):
         raise RungsError(f"config, key arch: {arch} does not run on {gpu}, which is {gpu.arch}: use auto, or `device=emulator`.")
-    arch = (gpu.arch if gpu else DEFAULT_ARCH) if arch == "auto" else arch
+    if arch == "auto":
+        arch = gpu.arch if gpu else DEFAULT_ARCH
     recorded = tuple(name for name in wanted["recorded"] if (Path("results/recorded") / name).is_dir())
     notes = []
     if not gpu:
@@ -153,6 +158,7 @@ def resolve(config: Mapping[str, Any]) -> Run:
         clock_mhz=str(wanted["clock"]["mhz"]),
         profiling=wanted["profile"]["enabled"] and not quick,
         ncu=wanted["profile"]["ncu"],
+        twins=quick,
         notes=tuple(notes),
     )
 

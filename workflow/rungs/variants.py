@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rungs import schemas
 from rungs.errors import Refused, RungsError
@@ -100,7 +101,7 @@ class Experiment:
     axes: Mapping[str, tuple[int, ...]]
     profile_shapes: tuple[tuple[int, ...], ...]
     floor_variant: Variant
-    quick: Mapping[str, object]
+    quick: Mapping[str, Any]
 
     def variant(self, name: str) -> Variant:
         """The variant of that name; a rung's name (`B3`) serves too.

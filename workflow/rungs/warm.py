@@ -121,9 +121,14 @@ def _connect() -> socket.socket:
         except (FileNotFoundError, ConnectionRefusedError):
             connection.close()
         if server is None:
-            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             server = subprocess.Popen(
-                [sys.executable, "-m", "rungs.warm", str(address)], start_new_session=True, cwd="/", env=_environment(), **quiet
+                [sys.executable, "-m", "rungs.warm", str(address)],
+                start_new_session=True,
+                cwd="/",
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
             )
         if server.poll() not in (None, 0) or time.monotonic() > deadline:
             raise OSError("the server did not start")

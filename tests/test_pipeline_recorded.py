@@ -1,0 +1,291 @@
+"""Recorded results: without a GPU, in a fresh clone, after the sources have changed, and back to where each number comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from pipeline import ARCH, RUNGS, S1, Checkout
+
+NOTHING = "Nothing to be done"
+SET = "results/recorded/h200"
+README = """# A test
+
+<!-- rungs:h200:gemm:ladder:S begin -->
+<!-- rungs:h200:gemm:ladder:S end -->
+
+Words by hand.
+
+<!-- rungs:h200:gemm:steps:S begin -->
+<!-- rungs:h200:gemm:steps:S end -->
+
+<!-- rungs:h200:gemm:floor begin -->
+<!-- rungs:h200:gemm:floor end -->
+"""
+MEASURING = ("clock", "sweep", "floor", "profile")
+
+
+@pytest.fixture(scope="module")
+def published(complete_run, tmp_path_factory):
+    """The complete run recorded, drawn, put into a README and committed; not to be changed."""
+    checkout = complete_run[0].copy(tmp_path_factory.mktemp("published") / "run")
+    (checkout.repo / "README.md").write_text(README)
+    said = [checkout.rungs("record", "results/h200"), checkout.snakemake("report"), checkout.rungs("readme")]
+    assert [result.code for result in said] == [0, 0, 0], [result.text for result in said]
+    checkout.git("init", "-q", "-b", "main")
+    checkout.git("add", "-A")
+    checkout.git("commit", "-q", "-m", "results")
+    return checkout, said
+
+
+@pytest.fixture
+def recorded(published, tmp_path):
+    """A copy of the published checkout, with its live results."""
+    return published[0].copy(tmp_path / "recorded")
+
+
+@pytest.fixture
+def clone(published, tmp_path):
+    """A fresh clone on a machine without a GPU: no live results and nothing that Snakemake remembers."""
+    other = Checkout(tmp_path / "clone")
+    other.folder.mkdir()
+    subprocess.run(["git", "clone", "-q", str(published[0].repo), str(other.repo)], check=True)
+    other.fault()
+    return other
+
+
+# ---- publishing ----
+
+
+def test_record_copies_csvs_manifests_and_build_manifests(published):
+    checkout, (record, drawn, _) = published
+    assert record.text.startswith(f"Recorded 11 CSVs of 4 variants in {SET}: run `snakemake report` to draw them")
+    assert drawn.of(*MEASURING, "build", "inspect") == []
+    there = {path.relative_to(checkout.repo / SET).as_posix() for path in (checkout.repo / SET / "csv").rglob("*.*")}
+    rungs = [
+        f"csv/{kind}/gemm/{rung}.{end}" for kind in ("sweep", "profile") for rung in RUNGS for end in ("csv", "json")
+    ]
+    floors = [f"csv/floor/gemm/{job}.{end}" for job in (1, 2, 3) for end in ("csv", "json")]
+    assert there == {*rungs, *floors, *(f"csv/inspect/{ARCH}/{rung}.csv" for rung in RUNGS)}
+    assert not list((checkout.repo / SET).rglob("*.cubin")), "recorded sets stay small"
+    assert sum(path.stat().st_size for path in (checkout.repo / SET).rglob("*") if path.is_file()) < 1_000_000
+
+
+def test_readme_blocks_are_filled_and_words_by_hand_kept(published):
+    checkout, (_, _, readme) = published
+    assert readme.text == "README.md is written anew.\n"
+    text = (checkout.repo / "README.md").read_text()
+    assert "| S1 |" in text and "\nWords by hand.\n" in text and "<sub>NVIDIA H200, driver" in text
+    check = checkout.rungs("readme", "--check")
+    assert (check.code, check.text) == (0, "README.md is current.\n")
+
+
+def test_edited_number_in_the_readme_is_found_and_mended(recorded):
+    text = (recorded.repo / "README.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| S1 |"))
+    digit = next(letter for letter in row.split("|")[3] if letter.isdigit())
+    cell = row.split("|")[3]
+    recorded.edit("README.md", row, row.replace(cell, cell.replace(digit, str((int(digit) + 1) % 10), 1), 1))
+    check = recorded.rungs("readme", "--check")
+    assert (check.code, check.text) == (1, "README.md is not current: run `python -m rungs readme`.\n")
+    assert recorded.rungs("readme").code == 0
+    assert (recorded.repo / "README.md").read_text() == text
+
+
+def test_record_refuses_a_failed_result(recorded):
+    recorded.csv("sweep", S1).unlink()
+    recorded.fault(**{S1: {"kind": "wrong"}})
+    assert recorded.snakemake(f"results/h200/csv/sweep/gemm/{S1}.csv").code == 0
+    kept = (recorded.repo / SET / "csv" / "sweep" / "gemm" / f"{S1}.csv").read_bytes()
+    result = recorded.rungs("record", "results/h200")
+    assert result.code == 1
+    assert result.text.startswith(
+        f"rungs: results/h200/csv/sweep/gemm/{S1}.csv holds a failed result (wrong: {S1} is wrong on"
+    )
+    assert result.text.endswith("measure it again before you record.\n")
+    assert (recorded.repo / SET / "csv" / "sweep" / "gemm" / f"{S1}.csv").read_bytes() == kept
+
+
+def test_record_refuses_a_stale_an_edited_and_a_quick_set(recorded):
+    (recorded.repo / "results" / "h200-quick").mkdir()
+    quick = recorded.rungs("record", "results/h200-quick")
+    again = recorded.rungs("record", SET)
+    kernel = (recorded.repo / "kernels/swizzle.cuh").read_text()
+    recorded.edit("kernels/swizzle.cuh", "//", "///")
+    stale = recorded.rungs("record", "results/h200")
+    (recorded.repo / "kernels/swizzle.cuh").write_text(kernel)
+    path = recorded.csv("sweep", S1)
+    path.write_text(path.read_text().replace("0", "1", 1))
+    edited = recorded.rungs("record", "results/h200")
+    assert [result.code for result in (quick, again, stale, edited)] == [1, 1, 1, 1]
+    assert (
+        quick.text
+        == "rungs: results/h200-quick is a quick look at few shapes: run the full preset before you record.\n"
+    )
+    assert again.text == f"rungs: {SET} is recorded already: name a live set, for example results/h200.\n"
+    assert "is stale (the source of " in stale.text and stale.text.endswith("measure it again before you record.\n")
+    assert edited.text == (
+        f"rungs: results/h200/csv/sweep/gemm/{S1}.csv is not the file of its manifest (another hash): delete it and measure again.\n"
+    )
+
+
+# ---- without a GPU ----
+
+
+def test_without_a_gpu_all_builds_inspects_and_renders_the_recorded_set(clone):
+    (clone.repo / SET / "md" / "gemm.md").unlink()
+    result = clone.snakemake("--cores", "2", "all")
+    assert result.code == 0, result.text
+    assert result.said[0] == (
+        "rungs: There is no GPU here, and timing needs one: building and inspecting for sm_90a, and rendering the recorded"
+        " results (h200)."
+    )
+    assert result.of(*MEASURING) == []
+    assert result.of("inspect") == sorted(RUNGS)
+    assert "| S1 |" in (clone.repo / SET / "md" / "gemm.md").read_text()
+    assert json.loads((clone.repo / "results/emulator/data/verdict.json").read_text())["failed"] == 0
+    assert clone.git("status", "--porcelain") == "", "what is rendered is what was committed, byte for byte"
+    assert NOTHING in clone.planned("all").text
+
+
+INDEX = f"make_index: {SET}/README.md"
+"""Git and ZIP write README.md before the tables that it leads to, so the page may be written again, to the same bytes."""
+
+
+def test_fresh_clone_plans_nothing_for_the_recorded_set(clone):
+    assert set(clone.planned("report").jobs) <= {INDEX}
+
+
+@pytest.mark.parametrize("order", ["equal", "as sorted", "reversed"])
+def test_copy_without_dates_measures_nothing(clone, order):
+    """A ZIP or a copy gives every file one date, that of its extraction, or any."""
+    shutil.rmtree(clone.repo / ".git")
+    files = sorted(path for path in clone.repo.rglob("*") if path.is_file())
+    for index, path in enumerate(files if order != "reversed" else files[::-1]):
+        date = 1_700_000_000 + (0 if order == "equal" else index)
+        os.utime(path, (date, date))
+    clone.machine()
+    planned = [job for job in clone.planned("report").jobs if SET in job]
+    assert not {job.split(":")[0] for job in planned} & {*MEASURING, "build", "inspect"}
+    if order != "reversed":
+        assert set(planned) <= {INDEX}
+
+
+def test_edited_header_draws_the_recorded_set_again_also_in_a_clone(clone):
+    clone.edit("kernels/swizzle.cuh", "//", "///")
+    assert clone.planned("report").rules == {"plot_heatmap", "plot_ladder", "make_tables", "make_index"}
+
+
+def test_branch_switch_plans_nothing(recorded):
+    recorded.git("checkout", "-q", "-b", "other")
+    for name in ("kernels/swizzle.cuh", "config/experiments/gemm.yaml", "README.md"):
+        with (recorded.repo / name).open("a") as file:
+            file.write("\n")
+    recorded.git("rm", "-q", "-r", SET)
+    recorded.git("commit", "-q", "-a", "-m", "other")
+    recorded.git("checkout", "-q", "main")
+    planned = recorded.planned("all")
+    assert planned.of(*MEASURING, "build", "inspect") == []
+
+
+# ---- staleness ----
+
+
+def test_edited_header_marks_what_was_recorded_from_it(recorded):
+    before = recorded.rungs("status")
+    assert before.text == f"{SET}: gemm, 4 variants, 0 stale\n"
+    recorded.edit("kernels/swizzle.cuh", "//", "///")
+    status = recorded.rungs("status").text.splitlines()
+    assert status[0] == f"{SET}: gemm, 4 variants, 4 stale"
+    assert f"  stale: S1 ({S1}): the source of {S1} has changed since" in status
+    recorded.no_gpu()
+    result = recorded.snakemake("tables", "heatmap")
+    assert result.code == 0, result.text
+    assert result.rules == {"make_tables", "make_index", "plot_heatmap"}
+    page = (recorded.repo / SET / "md" / "gemm.md").read_text()
+    rows = [line for line in page.split("### Steps")[0].splitlines() if line.startswith("| S")]
+    assert len(rows) == 4 and all(line.count("†") == 2 for line in rows)
+    assert f"the source of {S1} has changed since" in page
+    assert "†" in (recorded.repo / SET / "figures" / "gemm" / "heatmap_S.svg").read_text()
+    recorded.git("checkout", "-q", "--", "kernels")
+    assert recorded.rungs("status").text == before.text
+
+
+def test_edited_stamp_or_protocol_is_told_apart_from_the_kernel(recorded):
+    recorded.edit("kernels/stamp.cu", "//", "///")
+    assert recorded.rungs("status").text == f"{SET}: gemm, 4 variants, 0 stale\n"
+    with (recorded.repo / "workflow/rungs/protocol.py").open("a") as file:
+        file.write("# a comment\n")
+    status = recorded.rungs("status").text.splitlines()
+    assert len(status) == 5 and all(line.endswith(": the measuring protocol has changed since") for line in status[1:])
+
+
+def test_live_tables_are_no_staler_than_their_measurements(checkout):
+    """What is stale when a run is planned is measured in it, so the run after has nothing left to do."""
+    checkout.edit("kernels/swizzle.cuh", "//", "///")
+    checkout.configure(profile={"enabled": False})
+    shutil.rmtree(checkout.live / "csv" / "profile")
+    result = checkout.snakemake("--cores", "2", "tables")
+    assert result.code == 0, result.text
+    assert "†" not in (checkout.live / "md" / "gemm.md").read_text()
+    assert NOTHING in checkout.planned("tables").text
+
+
+# ---- trace ----
+
+
+def test_trace_prints_a_chain_that_holds(published):
+    checkout, _ = published
+    for cell in (
+        f"{SET}/md/gemm.md:S1",
+        "README.md:S0>S1",
+        f"{SET}/README.md:S3:512x512x256",
+        "results/h200/md/gemm.md:S2",
+    ):
+        result = checkout.rungs("trace", cell)
+        assert result.code == 0, result.text
+        assert result.text.endswith("Every link holds.\n")
+        for word in (
+            "SHA-256",
+            "binary",
+            "source",
+            "protocol",
+            "clock observe: asked for",
+            "NVIDIA H200, GPU-11111111",
+        ):
+            assert word in result.text, word
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "link"),
+    [
+        (f"{SET}/csv/sweep/gemm/{S1}.csv", ",control,", ",controk,", f"{S1}.csv"),
+        (f"{SET}/csv/sweep/gemm/{S1}.json", '"build_id": "', '"build_id": "f', f"arm {S1}: binary"),
+        (
+            f"{SET}/build/{ARCH}/{S1}/{S1}.json",
+            '"-lineinfo"',
+            '"-lineinfp"',
+            "is the hash of sources, macros, flags and compiler",
+        ),
+        (
+            f"{SET}/data/gemm/shapes.csv",
+            f"{S1},S1,512,512,256,2",
+            f"{S1},S1,512,512,256,1",
+            "made again from the rounds: other figures",
+        ),
+        ("kernels/swizzle.cuh", "//", "/*", "those files are this checkout's, but not kernels/swizzle.cuh"),
+        ("workflow/rungs/protocol.py", "What a round is", "What a round was", "is this checkout's"),
+    ],
+    ids=["csv", "manifest", "build manifest", "data", "kernel", "protocol"],
+)
+def test_trace_names_the_link_that_a_changed_byte_breaks(recorded, path, old, new, link):
+    recorded.edit(path, old, new)
+    result = recorded.rungs("trace", f"{SET}/md/gemm.md:S1")
+    assert result.code == 1
+    assert "Traceback" not in result.text
+    broken = [line for line in result.text.splitlines() if line.startswith(("FAIL", "rungs: "))]
+    assert any(link in line for line in broken), result.text
