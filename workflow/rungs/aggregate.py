@@ -712,7 +712,9 @@ def facts_of(results: Path, experiment_name: str) -> Facts:
         return ", ".join(dict.fromkeys(found)) or "unknown"
 
     clock = values("clock", "mode", among=list(sweeps.values()))
-    software = [f"{name} {v}" for name in ("torch", "cuda") if (v := values("software", name)) != "unknown"]
+    timed = list(sweeps.values()) or every  # a profile's job only launches: it reads no version from torch itself
+    versions = {name: values("software", name, among=timed) for name in ("torch", "cuda")}
+    software = [f"{name} {version}" for name, version in versions.items() if version != "unknown"]
     return Facts(
         gpu=values("gpu", "name"),
         driver=values("gpu", "driver"),

@@ -299,6 +299,8 @@ def counter_tables(source: Source, ladder: Ladder) -> str:
         headers = ["rung", *(column.title for column in columns)] if columns else ["rung", "counters"]
         sentence = _counter_sentence(names, here, shape)
         notes = [" ".join(reasons)] if reasons else []
+        if any((counters.get(L2_HITS, {}).get("value") or 0) > 100 for counters in here.values()):
+            notes.append("An L2 hit rate above 100 % is ncu's: it counts sectors and hits in different passes of a short kernel.")
         tables.append(_table(source, head, headers, body, sentence, None, names.values(), notes))
     return "\n\n".join(tables)
 
@@ -491,6 +493,7 @@ def _share(value: float) -> str:
     return f"{value:.1f} %"
 
 
+L2_HITS = "lts__t_sector_hit_rate.pct"
 TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
 STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
 _WAVEFRONTS = "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_"
@@ -515,7 +518,7 @@ COLUMNS = (
         _bytes,
     ),
     Column("DRAM", ("dram__bytes.sum",), _bytes),
-    Column("L2 hits", ("lts__t_sector_hit_rate.pct",), _share),
+    Column("L2 hits", (L2_HITS,), _share),
     Column("tensor pipe busy", (TENSOR,), _share),
     Column("top stalls (warps per issue)", (), _count, STALL),
 )
