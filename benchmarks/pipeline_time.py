@@ -14,10 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "workflow"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow"))
 
 from rungs import clock
+from rungs.files import ROOT
 
 LEFT_OUT = shutil.ignore_patterns(".git", ".snakemake", ".venv*", "h200", "emulator", "logs", ".*_cache")
 

@@ -97,9 +97,8 @@ def test_fault_is_a_row_with_its_status_and_reason(failing, kind, status, reason
 
 
 def test_single_time_of_zero_refuses_the_shape(failing):
-    status, reason = outcomes(failing[0], S1)[KINDS["some_zero"]]
-    assert status == "implausible"
-    assert reason.startswith(f"{S1} at 512x512x1536: 0.000 us is faster than the peak of ")
+    outcome = outcomes(failing[0], S1)[KINDS["some_zero"]]
+    assert outcome == ("implausible", f"{S1} at 512x512x1536: a sample lasted 0 us, which no launch can.")
     frame = schemas.read_csv("shapes", failing[0].live / "data" / "gemm" / "shapes.csv")
     assert not frame[(frame["variant"] == S1) & frame["time_us"].notna()]["k"].isin(list(KINDS.values())).any()
 
@@ -172,8 +171,8 @@ def test_tables_and_map_show_the_words(failing):
     for reason in (NOT_BUILT, CUT, DIED):
         assert reason in page
     drawn = (checkout.live / "figures" / "gemm" / "heatmap_S.svg").read_text()
-    for word in ("wrong", "refused", "implausible", "crashed", "time limit", "build failed"):
-        assert word in drawn, word
+    for word in ("wrong", "refused", "implausib", "crashed", "limit", "failed"):  # a narrow cell breaks its line
+        assert f"<!-- {word} -->" in drawn, word
 
 
 def test_verdict_names_every_variant_with_its_reason(failing):

@@ -160,13 +160,13 @@ def test_fresh_clone_plans_nothing_for_the_recorded_set(clone):
     assert set(clone.planned("report").jobs) <= {INDEX}
 
 
-@pytest.mark.parametrize("order", ["equal", "as sorted", "reversed"])
+@pytest.mark.parametrize("order", ["equal", "reversed"])
 def test_copy_without_dates_measures_nothing(clone, order):
     """A ZIP or a copy gives every file one date, that of its extraction, or any."""
     shutil.rmtree(clone.repo / ".git")
     files = sorted(path for path in clone.repo.rglob("*") if path.is_file())
     for index, path in enumerate(files if order != "reversed" else files[::-1]):
-        date = 1_700_000_000 + (0 if order == "equal" else index)
+        date = 1_700_000_000 + index * (order == "reversed")
         os.utime(path, (date, date))
     clone.machine()
     planned = [job for job in clone.planned("report").jobs if SET in job]
