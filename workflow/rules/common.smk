@@ -189,12 +189,18 @@ def arch_of(wildcards):
     return run.arch if wildcards.results_set == run.results else settings.recorded_arch(wildcards.results_set)
 
 
+def shown_by(wildcards):
+    """The experiment of a table or figure; all of the set's for the page that leads to them."""
+    return [wildcards.experiment] if "experiment" in wildcards.keys() else experiments_in(wildcards)
+
+
 def sources_behind(wildcards):
     """The kernel sources of a recorded set: after an edit it is drawn again and shows as stale, also in a clone, which has
     no record of params."""
     if wildcards.results_set == run.results:
         return []
-    return [os.path.relpath(ROOT / name) for name in build.sources(load_experiment(wildcards.experiment).kernel)]
+    kernels = [load_experiment(e).kernel for e in shown_by(wildcards)]
+    return sorted({os.path.relpath(ROOT / name) for kernel in kernels for name in build.sources(kernel)})
 
 
 def stale_in(wildcards):
@@ -206,7 +212,7 @@ def stale_in(wildcards):
         return ""
     from rungs import provenance
 
-    stale = provenance.stale(Path("results") / wildcards.results_set, [wildcards.experiment])
+    stale = provenance.stale(Path("results") / wildcards.results_set, shown_by(wildcards))
     return json.dumps(stale, sort_keys=True)
 
 

@@ -82,6 +82,7 @@ rule make_index:
     """Write the page that leads to a set's tables and figures."""
     input:
         data_of_set,
+        sources_behind,
     output:
         "results/{results_set}/README.md",
     log:
@@ -91,6 +92,7 @@ rule make_index:
     params:
         python=PYTHON,
         experiments=experiments_in,
+        stale=stale_in,
         code=module_hash("tables"),
     shell:
         "{params.python:q} -m rungs tables --results results/{wildcards.results_set:q}"

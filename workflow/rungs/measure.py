@@ -176,13 +176,11 @@ def _measure(
             return failed("wrong", f"{excluded[needed]}.")
 
     arms = [arm for arm in (*present, CONTROL) if arm not in excluded]
-    try:
-        launches = protocol.choose_launches(session, arms, settings.sample_us)
-    except (ZeroDivisionError, OverflowError):
-        return failed("implausible", f"{rung} at {'x'.join(map(str, shape))}: a sample lasted 0 us, which no launch can.")
+    timed = _Timed(session, f"{rung} at {'x'.join(map(str, shape))}")
+    launches = protocol.choose_launches(timed, arms, settings.sample_us)
     protocol.warm_up(session, arms, max(warm_seconds, protocol.SETTLE_S))
     samples, stop = protocol.run_rounds(
-        session, rung, arms, launches, settings, shape, lambda: protocol.Condition(*sampler.read()), held.locked_mhz
+        timed, rung, arms, launches, settings, shape, lambda: protocol.Condition(*sampler.read()), held.locked_mhz
     )
     for arm in arms:
         outcome = session.outcome(arm, replay=True)
@@ -213,6 +211,22 @@ def _measure(
             )
             return {**failed("implausible", reason), "shape": described}
     return {"status": "ok", "reason": "", "samples": [asdict(sample) for sample in samples], "shape": described}
+
+
+class _Timed:
+    """A session that refuses a time of 0, which would reach the intervals as an infinite ratio."""
+
+    def __init__(self, session: Any, where: str) -> None:
+        self._session, self._where = session, where
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def elapsed_us(self, start: Any, end: Any) -> float:
+        elapsed = self._session.elapsed_us(start, end)
+        if not elapsed > 0:
+            raise Refused(f"{self._where}: a sample lasted {elapsed:g} us, which no launch can.", "implausible")
+        return float(elapsed)
 
 
 def _extent(outcome: Any) -> str:
