@@ -21,7 +21,9 @@ def main(arch: str = settings.DEFAULT_ARCH) -> None:
     tools = build.find_toolchain("pip")
     experiment = load_experiment("gemm")
     variants = dict.fromkeys(v for ladder in experiment.ladders.values() for v in ladder.rungs.values())
-    print(f"{arch}, nvcc {tools.versions()['nvcc']}, one core of {os.cpu_count()}\n\n| variant | build s | inspect s |\n| --- | --- | --- |")
+    print(
+        f"{arch}, nvcc {tools.versions()['nvcc']}, one core of {os.cpu_count()}\n\n| variant | build s | inspect s |\n| --- | --- | --- |"
+    )
     builds = []
     with tempfile.TemporaryDirectory() as folder:
         for variant in variants:

@@ -33,12 +33,18 @@ def main(folder: str = "results/recorded/h200", experiment: str = "gemm") -> Non
     steps = steps[steps["status"] == "ok"]
     steps["half"] = (steps["high_percent"] - steps["low_percent"]) / 2 / (1 + steps["gain_percent"] / 100)
     widths = steps.groupby(["m", "n", "k"])["half"].agg(["median", "max", "count"])
-    print("| M, N, K | A/A in each job, % | half width of the steps' 95 % intervals, % of the ratio: median, widest | steps |")
+    print(
+        "| M, N, K | A/A in each job, % | half width of the steps' 95 % intervals, % of the ratio: median, widest | steps |"
+    )
     print("| --- | --- | --- | --- |")
     for shape, row in a_a(results, experiment).join(widths).iterrows():
-        print(f"| {', '.join(map(str, shape))} | {row['A/A %']} | {row['median']:.2f}, {row['max']:.2f} | {row['count']:.0f} |")
+        print(
+            f"| {', '.join(map(str, shape))} | {row['A/A %']} | {row['median']:.2f}, {row['max']:.2f} | {row['count']:.0f} |"
+        )
     wide = int((steps["half"] > 0.3).sum())
-    print(f"\n{len(steps) - wide} of {len(steps)} intervals are within ±0.3 % of the ratio; the widest is ±{steps['half'].max():.2f} %.")
+    print(
+        f"\n{len(steps) - wide} of {len(steps)} intervals are within ±0.3 % of the ratio; the widest is ±{steps['half'].max():.2f} %."
+    )
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ def rows(*changes: dict) -> pd.DataFrame:
 @pytest.fixture
 def csv(tmp_path):
     path = tmp_path / "csv" / "a.csv"
-    schemas.write_csv("sweep", rows({}, {"round": 2}, {"round": 3, "time_us": None, "status": "crashed", "reason": "why"}), path)
+    schemas.write_csv(
+        "sweep", rows({}, {"round": 2}, {"round": 3, "time_us": None, "status": "crashed", "reason": "why"}), path
+    )
     return path
 
 
@@ -114,7 +116,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "results").write_text("a file in its place")
-    with pytest.raises(RungsError, match="cannot be written .*: make its folder writable or free some space"):
+    with pytest.raises(RungsError, match=r"cannot be written .*: make its folder writable or free some space"):
         files.write_text(tmp_path / "results" / "a.csv", "x")
 
 

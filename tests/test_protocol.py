@@ -84,9 +84,11 @@ def test_a_sample_is_stamp_event_graph_event_stamp():
 
 
 def test_a_step_of_one_percent_is_found_under_a_clock_that_drifts_by_a_fifth():
-    samples, stop = run(Device(noisy({"rung": 100.0, "before": 101.0, "control": 60.0}, 0.002, drift=0.2)))
+    samples, _ = run(Device(noisy({"rung": 100.0, "before": 101.0, "control": 60.0}, 0.002, drift=0.2)))
     assert np.median(ratios(samples, "before", "rung")) == pytest.approx(np.log(1.01), abs=0.003)
-    unpaired = [np.median([s.time_us for s in samples if s.arm == "rung" and lo <= s.round < lo + 5]) for lo in (1, 6, 11, 16)]
+    unpaired = [
+        np.median([s.time_us for s in samples if s.arm == "rung" and lo <= s.round < lo + 5]) for lo in (1, 6, 11, 16)
+    ]
     assert max(unpaired) / min(unpaired) > 1.02, "the drift of this test must be larger than the step"
 
 
@@ -96,7 +98,9 @@ def test_it_stops_once_every_interval_is_narrow_and_not_before_the_fewest_rounds
 
 
 def test_it_goes_on_to_the_cap_where_one_arm_stays_loose_and_keeps_every_round():
-    samples, stop = run(Device(noisy({"rung": 10, "before": 11, "control": 5}, 0.2)), settings=Settings(0.3, 20, 60, 200.0, 0, "hot", 7))
+    samples, stop = run(
+        Device(noisy({"rung": 10, "before": 11, "control": 5}, 0.2)), settings=Settings(0.3, 20, 60, 200.0, 0, "hot", 7)
+    )
     assert (len(samples), max(s.round for s in samples), stop) == (180, 60, "cap")
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from rungs import warm
 
+
 @pytest.fixture
 def serving(tmp_path, monkeypatch):
     """A server whose verbs are those of a little stand-in package; it ends soon after the test."""
@@ -20,7 +21,9 @@ def serving(tmp_path, monkeypatch):
     package.mkdir()
     source = Path(warm.__file__).read_text(encoding="utf-8")
     (package / "__init__.py").write_text("")
-    (package / "warm.py").write_text(source.replace("IDLE_SECONDS = 30.0", "IDLE_SECONDS = 1.0").replace('("torch", ', "("))
+    (package / "warm.py").write_text(
+        source.replace("IDLE_SECONDS = 30.0", "IDLE_SECONDS = 1.0").replace('("torch", ', "(")
+    )
     (package / "cli.py").write_text(
         "import os, sys, time\n"
         "def main(argv):\n"
@@ -92,7 +95,9 @@ def test_kill_ends_the_child(serving):
 
 
 def test_a_client_that_is_killed_takes_its_child_along(serving):
-    code = f"import os, signal\nchild = warm.start(['sleep', 'pid'])\n{WAIT_FOR_PID}os.kill(os.getpid(), signal.SIGKILL)"
+    code = (
+        f"import os, signal\nchild = warm.start(['sleep', 'pid'])\n{WAIT_FOR_PID}os.kill(os.getpid(), signal.SIGKILL)"
+    )
     assert client(serving, code).returncode == -signal.SIGKILL
     assert gone(int((serving / "pid").read_text()))
 

@@ -217,9 +217,14 @@ def stale_in(wildcards):
 
 
 def closing_line():
-    """Where to look, after a run that did something."""
+    """Where to look, after a run that did something, and whether the root README is current."""
     shown = [path for path in tables() if Path(path).name == "README.md"]
-    return f"rungs: tables and figures are in {' and '.join(shown)}." if shown else "rungs: done."
+    lines = [f"rungs: tables and figures are in {' and '.join(shown)}." if shown else "rungs: done."]
+    for path in filter(os.path.exists, verdict()):
+        lines += [
+            f"rungs: {note}" for note in [json.loads(Path(path).read_text(encoding="utf-8")).get("readme")] if note
+        ]
+    return "\n".join(lines)
 
 
 def release_clocks():

@@ -4,10 +4,10 @@ rule clock:
         temp("results/{live}/clock/{measuring}/{experiment}/{variant}.json"),
     log:
         "logs/{live}/clock/{measuring}/{experiment}/{variant}.log",
-    conda:
-        "../../envs/environment.yaml"
     wildcard_constraints:
         measuring="sweep|profile|floor_[123]",
+    conda:
+        "../../envs/environment.yaml"
     resources:
         gpu=1,
     params:

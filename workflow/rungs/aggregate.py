@@ -351,10 +351,11 @@ def _arm(name: str, arm: str, shape: Shape, recordings: Recordings, arms: Mappin
         return found
     manifest = recordings.sweeps[name].manifest
     for described in manifest.get("shapes", []):
-        if (described["m"], described["n"], described["k"]) == shape and (
-            reason := described.get("excluded", {}).get(arm)
-        ):
-            return Arm("wrong", reason)
+        if (described["m"], described["n"], described["k"]) == shape:
+            if lost := described.get("lost", {}).get(arm):
+                return Arm(lost["status"], lost["reason"])
+            if reason := described.get("excluded", {}).get(arm):
+                return Arm("wrong", reason)
     if reason := manifest.get("not_timed", {}).get(arm):
         return Arm(_build_failure(recordings.inspects.get(arm)).status, reason)
     return Arm("not run", f"{arm} was not timed at this shape in the job of {name}.")

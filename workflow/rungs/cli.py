@@ -43,7 +43,9 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--arch", required=True)
     p.add_argument("--toolchain", choices=("pip", "system"), default="pip")
     p.add_argument("--output", type=Path, required=True, help="the manifest; .ptx and .cubin lie beside it")
-    p.add_argument("--failure-is-data", action="store_true", help="exit 0 when the variant does not build: the manifest says why")
+    p.add_argument(
+        "--failure-is-data", action="store_true", help="exit 0 when the variant does not build: the manifest says why"
+    )
 
     p = verb("inspect", _inspect, "disassemble a binary and check its evidence")
     p.add_argument("--manifest", type=Path, required=True)
@@ -57,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--mhz", default="auto")
     p.add_argument("--output", type=Path)
 
-    p = verb("sweep", _sweep, "check and time one rung over its shapes, interleaved with its predecessors and the control")
+    p = verb(
+        "sweep", _sweep, "check and time one rung over its shapes, interleaved with its predecessors and the control"
+    )
     _measuring(p)
     p.add_argument("--manifests", type=Path, nargs="+", required=True, help="build manifests: the rung's first")
     p.add_argument("--stamp", type=Path, required=True, help="build manifest of the stamp kernel")
@@ -105,7 +109,13 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("source", help="a rung (B2) or a variant")
     p.add_argument("target")
     p.add_argument("--experiment", default="gemm")
-    p.add_argument("--shape", type=_shape, action="append", metavar="M,N,K", help="may be given several times; default 4096,4096,4096")
+    p.add_argument(
+        "--shape",
+        type=_shape,
+        action="append",
+        metavar="M,N,K",
+        help="may be given several times; default 4096,4096,4096",
+    )
     p.add_argument("--device", default="auto", help="a GPU's slug, index or UUID")
     p.add_argument("--toolchain", choices=("pip", "system"), default="pip")
 
@@ -141,7 +151,9 @@ def _shape(text: str) -> tuple[int, ...]:
     except ValueError:
         shape = ()
     if len(shape) != 3 or min(shape) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not M,N,K: give three positive whole numbers, for example 4096,4096,4096")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not M,N,K: give three positive whole numbers, for example 4096,4096,4096"
+        )
     return shape
 
 

@@ -26,14 +26,18 @@ def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         os.close(handle)
     except OSError as error:
-        raise RungsError(f"{path} cannot be written ({error.strerror}): make its folder writable or free some space.") from error
+        raise RungsError(
+            f"{path} cannot be written ({error.strerror}): make its folder writable or free some space."
+        ) from error
     temporary = Path(name)
     try:
         yield temporary
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except OSError as error:
-        raise RungsError(f"{path} cannot be written ({error.strerror}): make its folder writable or free some space.") from error
+        raise RungsError(
+            f"{path} cannot be written ({error.strerror}): make its folder writable or free some space."
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -155,7 +155,9 @@ def _measure(
         at_arm(arm)
         outcome = session.outcome(arm)
         if not (outcome.unwritten == 0 and outcome.equal):
-            excluded[arm] = f"{session.arms[arm].variant.name} is wrong on integers whose sums are exact{_extent(outcome)}"
+            excluded[arm] = (
+                f"{session.arms[arm].variant.name} is wrong on integers whose sums are exact{_extent(outcome)}"
+            )
     between = session.set_problem(shape, "normal", seed + 1, settings.l2)
     bits: dict[str, str] = {}
     for arm in (*present, CONTROL):
@@ -165,12 +167,16 @@ def _measure(
         if arm == rung:
             error, result_sha256 = outcome.error, session.sha256()
         if outcome.unwritten or not outcome.error < BOUND:
-            excluded.setdefault(arm, f"{_title(session, arm)} has a relative error of {outcome.error:.2g}{_extent(outcome)}")
+            excluded.setdefault(
+                arm, f"{_title(session, arm)} has a relative error of {outcome.error:.2g}{_extent(outcome)}"
+            )
     at_arm("")
     for arm in present:
         same = experiment.contract(session.arms[arm].variant) == experiment.contract(session.arms[rung].variant)
         if same and arm not in excluded and rung not in excluded and bits[arm] != bits[rung]:
-            excluded[rung] = f"{rung} and {session.arms[arm].variant.name} share a numeric contract but differ in their bits"
+            excluded[rung] = (
+                f"{rung} and {session.arms[arm].variant.name} share a numeric contract but differ in their bits"
+            )
     for needed in (rung, CONTROL):
         if needed in excluded:
             return failed("wrong", f"{excluded[needed]}.")
@@ -286,7 +292,9 @@ def supervise(
             job["binaries"][TWIN] = job["binaries"][rung.name]
         with clock.exclusive(gpu.uuid):
             parts, session = _collect(job, time_limit_s)
-    rows = [row for shape, part in zip(shapes, parts, strict=True) for row in _rows(run_id, experiment, rung, shape, part)]
+    rows = [
+        row for shape, part in zip(shapes, parts, strict=True) for row in _rows(run_id, experiment, rung, shape, part)
+    ]
     manifest: dict[str, Any] = {
         "kind": "sweep",
         "run_id": run_id,
@@ -305,7 +313,9 @@ def supervise(
         "protocol": settings.as_json(),
         "software": software(session),
         "measured_at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "shapes": [dict(zip("mnk", shape, strict=True)) | part["shape"] for shape, part in zip(shapes, parts, strict=True)],
+        "shapes": [
+            dict(zip("mnk", shape, strict=True)) | part["shape"] for shape, part in zip(shapes, parts, strict=True)
+        ],
     }
     write_result("sweep", rows, manifest, output)
 
@@ -340,10 +350,17 @@ def _collect(job: dict[str, Any], time_limit_s: float) -> tuple[list[dict[str, A
                 lost = int(index)
             except (OSError, ValueError):
                 lost, arm = -1, ""
-            if lost >= 0 and arm not in ("", CONTROL, TWIN, job["variant"]):  # a predecessor's fault is none of the rung's
+            if lost >= 0 and arm not in (
+                "",
+                CONTROL,
+                TWIN,
+                job["variant"],
+            ):  # a predecessor's fault is none of the rung's
                 job["lost_arms"].setdefault(str(lost), {})[arm] = {"status": status, "reason": reason}
                 write_json(folder / "job.json", job)
-            elif lost < 0 or paths[lost].exists():  # before the first shape, or after the last: another try would end the same
+            elif (
+                lost < 0 or paths[lost].exists()
+            ):  # before the first shape, or after the last: another try would end the same
                 for path in paths:
                     if not path.exists():
                         write_json(path, failed(status, reason))
@@ -387,7 +404,9 @@ def _run_once(folder: Path, paths: Sequence[Path], time_limit_s: float) -> tuple
 def _rows(
     run_id: str, experiment: Experiment, rung: Variant, shape: tuple[int, int, int], part: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    common = {"run_id": run_id, "experiment": experiment.name, "variant": rung.name} | dict(zip("mnk", shape, strict=True))
+    common = {"run_id": run_id, "experiment": experiment.name, "variant": rung.name} | dict(
+        zip("mnk", shape, strict=True)
+    )
     if part["status"] != "ok":
         empty = {"time_us": None, "sm_mhz": None, "throttle": "", "power_w": None, "temp_c": None}
         where = {"round": 0, "arm": rung.name, "order": 0, "launches": 0}

@@ -40,7 +40,11 @@ class Plan:
 
 
 def plan(
-    experiment: Experiment, variant: Variant, device: Device, problem: tuple[int, int, int], addresses: Mapping[str, int]
+    experiment: Experiment,
+    variant: Variant,
+    device: Device,
+    problem: tuple[int, int, int],
+    addresses: Mapping[str, int],
 ) -> Plan:
     """The launch of C[M][N] = A[M][K] * B of a GEMM variant.
 
@@ -55,7 +59,9 @@ def plan(
     bm, bn, bk = (constants[name] for name in ("TILE_M", "TILE_N", "TILE_K"))
     for name in ("a", "b", "c"):
         if addresses[name] % 16:
-            raise Refused(f"{variant.name}: operand {name} is at {addresses[name]:#x}, which is not a multiple of 16 bytes.")
+            raise Refused(
+                f"{variant.name}: operand {name} is at {addresses[name]:#x}, which is not a multiple of 16 bytes."
+            )
     if variant.level("load") == 2:
         swizzled = variant.level("swizzle") == 1
         row_swizzle = "64B" if swizzled else "none"
@@ -99,7 +105,9 @@ def check_problem(experiment: Experiment, variant: Variant, problem: tuple[int, 
         if extent < 1 or extent % tile:
             raise Refused(f"{axis}={extent} is not a positive multiple of B{axis}={tile}: choose a multiple of {tile}.")
         if extent > LARGEST_EXTENT:
-            raise Refused(f"{axis}={extent} is above the {LARGEST_EXTENT} that 32-bit strides allow: choose a smaller {axis}.")
+            raise Refused(
+                f"{axis}={extent} is above the {LARGEST_EXTENT} that 32-bit strides allow: choose a smaller {axis}."
+            )
 
 
 def smem_need(experiment: Experiment, variant: Variant) -> int:
@@ -123,7 +131,9 @@ def smem_bytes(experiment: Experiment, variant: Variant, device: Device) -> int:
             f"{variant.name} needs {need} bytes of shared memory, but {ctas} CTAs per SM leave {most} each on {device.arch}:"
             " choose fewer stages."
         )
-    one_more = device.smem_per_sm_bytes // (ctas + 1) - device.smem_reserved_bytes  # at most this, and ctas + 1 would fit
+    one_more = (
+        device.smem_per_sm_bytes // (ctas + 1) - device.smem_reserved_bytes
+    )  # at most this, and ctas + 1 would fit
     padded = (one_more // 1024 + 1) * 1024
     return max(need, min(padded, most))
 
@@ -153,4 +163,6 @@ def check_tensor_map(tensor_map: TensorMap, name: str) -> None:
     if inner % 16:
         raise Refused(f"{name}: the box's inner row is {inner} bytes, not a multiple of 16.")
     if tensor_map.swizzle != "none" and inner > span:
-        raise Refused(f"{name}: the box's inner row is {inner} bytes, wider than the {span} of a {tensor_map.swizzle} swizzle.")
+        raise Refused(
+            f"{name}: the box's inner row is {inner} bytes, wider than the {span} of a {tensor_map.swizzle} swizzle."
+        )

@@ -190,7 +190,7 @@ def draw_cell(axes: Axes, row: Mapping[str, Any] | None, i: int, j: int) -> tupl
     if row is None or pd.isna(row["gain_percent"]):
         axes.add_patch(Rectangle(*place, facecolor="white", edgecolor="#b5b5b5", hatch="//////", linewidth=0))
         word = row["status"] if row is not None else "not run"
-        return "\n".join(textwrap.wrap(word, 9)), FAINT
+        return "\n".join(textwrap.wrap(word, 11, break_long_words=False)), FAINT
     text = signed(row["gain_percent"])
     if row["verdict"] in ("faster", "slower"):
         red, green, blue = to_rgb(PALETTE(NORM(np.clip(row["gain_percent"], -SCALE_PERCENT, SCALE_PERCENT))))

@@ -112,7 +112,9 @@ def record(results: Path, experiment_name: str) -> None:
     csvs = [path for kind in KINDS for path in sorted((results / "csv" / kind / experiment.name).glob("*.csv"))]
     sweeps = [path for path in csvs if path.parts[-3] == "sweep"]
     if not sweeps:
-        raise RungsError(f"{results} has no sweep of {experiment.name}: run `snakemake sweeps` on a machine with a GPU.")
+        raise RungsError(
+            f"{results} has no sweep of {experiment.name}: run `snakemake sweeps` on a machine with a GPU."
+        )
     slugs, archs = set(), set()
     for path in csvs:
         manifest = verified(path)
@@ -220,7 +222,9 @@ def chain(
     """Table -> data -> rounds -> binary -> source -> clock -> GPU, each link verified where it can be."""
     target = _target(experiment, name)
     text = table.read_text(encoding="utf-8")
-    yield Link(f"{table} shows {name}", re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", text) is not None)
+    yield Link(
+        f"{table} shows {name}", re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", text) is not None
+    )
     yield from _data_links(results, experiment, name, target, shape)
     for kind in ("sweep", "profile"):
         path = results / "csv" / kind / experiment.name / f"{target}.csv"
@@ -248,7 +252,10 @@ def _data_links(
     same = rows.reset_index(drop=True).equals(
         again.merge(rows[["m", "n", "k"]].drop_duplicates(), on=["m", "n", "k"], how="inner").reset_index(drop=True)
     )
-    yield Link("  made again from the rounds: the same figures" if same else "  made again from the rounds: other figures", same)
+    yield Link(
+        "  made again from the rounds: the same figures" if same else "  made again from the rounds: other figures",
+        same,
+    )
     for row in rows.to_dict("records"):
         where = f"{row['m']}x{row['n']}x{row['k']}"
         if kind == "steps":
@@ -258,7 +265,9 @@ def _data_links(
                 else f"  {where}: {row['status']}"
             )
         elif row["status"] == "ok":
-            yield Link(f"  {where}: {row['time_us']:.4g} us, {row['tflops']:.1f} TFLOP/s, {row['share_percent']:.1f} % of the control")
+            yield Link(
+                f"  {where}: {row['time_us']:.4g} us, {row['tflops']:.1f} TFLOP/s, {row['share_percent']:.1f} % of the control"
+            )
         else:
             yield Link(f"  {where}: {row['status']}")
 
@@ -286,7 +295,9 @@ def _csv_links(results: Path, kind: str, path: Path, shape: tuple[int, ...] | No
         f" {recorded_clock.get('reason', '')}; idle {recorded_clock.get('idle_mhz')} MHz, under load"
         f" {recorded_clock.get('load_mhz')} MHz"
     )
-    yield Link(f"  {gpu['name']}, {gpu['uuid']}, driver {gpu['driver']}", recorded_clock.get("gpu", gpu["uuid"]) == gpu["uuid"])
+    yield Link(
+        f"  {gpu['name']}, {gpu['uuid']}, driver {gpu['driver']}", recorded_clock.get("gpu", gpu["uuid"]) == gpu["uuid"]
+    )
 
 
 def _binary_links(results: Path, arch: str, arm: str, binary: Mapping[str, Any]) -> Iterator[Link]:
@@ -298,13 +309,21 @@ def _binary_links(results: Path, arch: str, arm: str, binary: Mapping[str, Any])
         return
     made = read_json(path)
     same = all(made.get(key) == binary[key] for key in ("build_id", "source_hash", "cubin_sha256"))
-    yield Link(f"  arm {arm}: binary {binary['cubin_sha256'][:16]}…, build {binary['build_id']}, is that of {path}", same)
+    yield Link(
+        f"  arm {arm}: binary {binary['cubin_sha256'][:16]}…, build {binary['build_id']}, is that of {path}", same
+    )
     parts = {key: made[key] for key in ("source_hash", "macros", "flags", "compiler")}
-    yield Link(f"    build {made['build_id']} is the hash of sources, macros, flags and compiler", made["build_id"] == sha256_json(parts)[:16])
+    yield Link(
+        f"    build {made['build_id']} is the hash of sources, macros, flags and compiler",
+        made["build_id"] == sha256_json(parts)[:16],
+    )
     cubin = folder / f"{name}.cubin"
     if cubin.exists():
         yield Link(f"    {cubin} is that binary", sha256_file(cubin) == made["cubin_sha256"])
-    yield Link(f"    source {made['source_hash'][:16]}… is the hash of its {len(made['sources'])} files", sha256_json(made["sources"]) == made["source_hash"])
+    yield Link(
+        f"    source {made['source_hash'][:16]}… is the hash of its {len(made['sources'])} files",
+        sha256_json(made["sources"]) == made["source_hash"],
+    )
     changed = [source for source, digest in made["sources"].items() if not _is(ROOT / source, digest)]
     yield Link(f"    those files are this checkout's{f', but not {changed[0]}' if changed else ''}", not changed)
     yield Link(f"    {' '.join(made['flags'])}, nvcc {made['compiler']['nvcc']}, {_macros(made['macros'])}")
@@ -323,22 +342,38 @@ def _macros(macros: Mapping[str, int]) -> str:
 
 def readme(check: bool = False) -> int:
     """Write the root README's generated blocks; with `check`, only say whether they are current (1 where they are not)."""
+    text, filled = _readme()
+    if filled == text:
+        print("README.md is current.")
+        return 0
+    if check:
+        print(NOT_CURRENT)
+        return 1
+    write_text(ROOT / "README.md", filled)
+    print("README.md is written anew.")
+    return 0
+
+
+NOT_CURRENT = "README.md does not show what is recorded: run `python -m rungs readme`."
+
+
+def readme_note() -> str:
+    """What is wrong with the root README's generated blocks, in a sentence; empty where they are current."""
+    try:
+        text, filled = _readme()
+    except (RungsError, OSError) as error:
+        return f"README.md cannot be checked: {error}"
+    return "" if filled == text else NOT_CURRENT
+
+
+def _readme() -> tuple[str, str]:
+    """The root README as it is, and with its blocks made from the recorded sets."""
     from rungs import tables
 
-    path = ROOT / "README.md"
-    text = path.read_text(encoding="utf-8")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks: dict[str, str] = {}
     for results in recorded_sets():
         for name in settings.recorded_experiments(results.relative_to("results").as_posix()):
             made = tables.readme_blocks(results, name, stale(results, [name]))
             blocks |= {f"{results.name}:{block}": content for block, content in made.items()}
-    made_text = tables.apply_blocks(text, blocks)
-    if made_text == text:
-        print("README.md is current.")
-        return 0
-    if check:
-        print("README.md is not current: run `python -m rungs readme`.")
-        return 1
-    write_text(path, made_text)
-    print("README.md is written anew.")
-    return 0
+    return text, tables.apply_blocks(text, blocks)

@@ -31,7 +31,9 @@ def validate(value: Any, name: str, where: str) -> None:
         error = errors[0]
         place = ".".join(str(part) for part in error.absolute_path)
         description = error.schema.get("description", "") if isinstance(error.schema, dict) else ""
-        raise RungsError(f"{where}{f', key {place}' if place else ''}: {error.message}{f' ({description})' if description else ''}.")
+        raise RungsError(
+            f"{where}{f', key {place}' if place else ''}: {error.message}{f' ({description})' if description else ''}."
+        )
 
 
 def read_yaml(path: Path, schema: str) -> dict[str, Any]:
@@ -58,7 +60,9 @@ def write_csv(kind: str, frame: Any, path: str | Path) -> None:
     unknown = [name for name in frame.columns if name not in declared]
     missing = [name for name in declared if name not in frame.columns]
     if unknown or missing:
-        raise RungsError(f"{path}: column {(unknown or missing)[0]!r} is {'unknown to' if unknown else 'missing for'} a {kind} CSV.")
+        raise RungsError(
+            f"{path}: column {(unknown or missing)[0]!r} is {'unknown to' if unknown else 'missing for'} a {kind} CSV."
+        )
     text = io.StringIO()
     frame[list(declared)].to_csv(text, index=False, lineterminator="\n")
     parse_csv(kind, text.getvalue(), str(path))
@@ -95,7 +99,9 @@ def parse_csv(kind: str, text: str, path: str) -> Any:
         raise RungsError(f"{path} is not a {kind} CSV ({' '.join(str(error).split())}): {fix}.") from None
     if list(raw.columns) != list(declared):
         odd = next((a or b for a, b in _zip_longest(list(raw.columns), list(declared)) if a != b), "")
-        raise RungsError(f"{path}: column {odd!r} does not fit a {kind} CSV, whose columns are {', '.join(declared)}: {fix}.")
+        raise RungsError(
+            f"{path}: column {odd!r} does not fit a {kind} CSV, whose columns are {', '.join(declared)}: {fix}."
+        )
     if lines < 1:
         raise RungsError(f"{path} has no rows: {fix}.")
     frame = pd.DataFrame(index=raw.index)

@@ -105,7 +105,9 @@ def resolve(config: Mapping[str, Any]) -> Run:
     schemas.validate(wanted, "config", "config")
     for name in wanted["experiments"]:
         if name not in experiment_names():
-            raise RungsError(f"config, key experiments: there is no experiment {name!r}; choose of {', '.join(experiment_names())}.")
+            raise RungsError(
+                f"config, key experiments: there is no experiment {name!r}; choose of {', '.join(experiment_names())}."
+            )
     measure = wanted["measure"]
     if measure["rounds_max"] < measure["rounds_min"]:
         raise RungsError(
@@ -116,7 +118,9 @@ def resolve(config: Mapping[str, Any]) -> Run:
     experiments = {name: load_experiment(name) for name in wanted["experiments"]}
     if quick:
         measure = {**measure, "warmup_s": min(measure["warmup_s"], QUICK_WARMUP_S)}
-        experiments = {n: replace(e, axes={a: tuple(v) for a, v in e.quick["axes"].items()}) for n, e in experiments.items()}
+        experiments = {
+            n: replace(e, axes={a: tuple(v) for a, v in e.quick["axes"].items()}) for n, e in experiments.items()
+        }
     if wanted.get("axes"):
         axes = {axis: tuple(values) for axis, values in wanted["axes"].items()}
         experiments = {n: replace(e, axes={**e.axes, **axes}) for n, e in experiments.items()}
@@ -126,12 +130,18 @@ def resolve(config: Mapping[str, Any]) -> Run:
     known = {ladder for e in experiments.values() for ladder in e.ladders}
     for ladder in ladders or ():
         if ladder not in known:
-            raise RungsError(f"config, key ladders: there is no ladder {ladder!r}; choose of {', '.join(sorted(known))}, or all.")
+            raise RungsError(
+                f"config, key ladders: there is no ladder {ladder!r}; choose of {', '.join(sorted(known))}, or all."
+            )
     arch = wanted["arch"]
     if gpu and gpu.arch is None:
-        raise RungsError(f"{gpu} has compute capability {gpu.capability}, which no file under config/devices/ describes.")
+        raise RungsError(
+            f"{gpu} has compute capability {gpu.capability}, which no file under config/devices/ describes."
+        )
     if gpu and arch not in ("auto", gpu.arch):
-        raise RungsError(f"config, key arch: {arch} does not run on {gpu}, which is {gpu.arch}: use auto, or `device=emulator`.")
+        raise RungsError(
+            f"config, key arch: {arch} does not run on {gpu}, which is {gpu.arch}: use auto, or `device=emulator`."
+        )
     if arch == "auto":
         arch = gpu.arch if gpu else DEFAULT_ARCH
     recorded = tuple(name for name in wanted["recorded"] if (Path("results/recorded") / name).is_dir())
@@ -209,7 +219,11 @@ def profiling_permission(ncu: str) -> str:
 
 
 def recorded_experiments(results_set: str) -> list[str]:
-    return [p.name for p in sorted((Path("results") / results_set / "csv" / "sweep").glob("*")) if p.name in experiment_names()]
+    return [
+        p.name
+        for p in sorted((Path("results") / results_set / "csv" / "sweep").glob("*"))
+        if p.name in experiment_names()
+    ]
 
 
 def recorded_variants(results_set: str, experiment: str) -> list[str]:
@@ -230,13 +244,22 @@ def recorded_ladders(results_set: str) -> dict[str, list[str]]:
 def recorded_inputs(results_set: str, experiment: str) -> list[str]:
     """Every CSV and manifest of the set that its tables are made from."""
     csv = Path("results") / results_set / "csv"
-    folders = [*(csv / kind / experiment for kind in ("sweep", "floor", "profile")), csv / "inspect" / recorded_arch(results_set)]
-    return [path.as_posix() for folder in folders for path in sorted(folder.glob("*")) if path.suffix in (".csv", ".json")]
+    folders = [
+        *(csv / kind / experiment for kind in ("sweep", "floor", "profile")),
+        csv / "inspect" / recorded_arch(results_set),
+    ]
+    return [
+        path.as_posix() for folder in folders for path in sorted(folder.glob("*")) if path.suffix in (".csv", ".json")
+    ]
 
 
 def recorded_arch(results_set: str) -> str:
     """The architecture that the set was measured on. Raises RungsError where its manifests do not say one."""
-    found = {read_json(path)["arch"] for path in sorted((Path("results") / results_set / "csv" / "sweep").glob("*/*.json"))}
+    found = {
+        read_json(path)["arch"] for path in sorted((Path("results") / results_set / "csv" / "sweep").glob("*/*.json"))
+    }
     if len(found) != 1:
-        raise RungsError(f"results/{results_set} has sweeps of {len(found)} architectures where a set has one: record it anew.")
+        raise RungsError(
+            f"results/{results_set} has sweeps of {len(found)} architectures where a set has one: record it anew."
+        )
     return found.pop()

@@ -99,9 +99,7 @@ def shape_class(m: int, n: int, tile_m: int, tile_n: int, ctas_per_sm: int, sms:
     return "one wave" if tiles <= ctas_per_sm * sms else "many waves"
 
 
-def floor_of(
-    twin: Mapping[T, Sequence[float]], other: Mapping[Hashable, Sequence[float]], jobs: int
-) -> Floor | None:
+def floor_of(twin: Mapping[T, Sequence[float]], other: Mapping[Hashable, Sequence[float]], jobs: int) -> Floor | None:
     """The floor of a class: per shape, one median per job of binary against twin; per shape and other binary, the same.
 
     None where nothing was measured.

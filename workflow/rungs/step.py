@@ -28,7 +28,9 @@ def run(
     if gpu is None:
         raise RungsError("There is no GPU here, and measuring a step needs one: run this on a machine that has one.")
     if gpu.arch is None:
-        raise RungsError(f"{gpu} has compute capability {gpu.capability}, which no file under config/devices/ describes.")
+        raise RungsError(
+            f"{gpu} has compute capability {gpu.capability}, which no file under config/devices/ describes."
+        )
     config = yaml.safe_load((ROOT / "config" / "config.yaml").read_text(encoding="utf-8"))
     settings = protocol.Settings(**{k: v for k, v in config["measure"].items() if k != "time_limit_s"})
     tools = build.find_toolchain(toolchain)

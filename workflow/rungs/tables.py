@@ -300,7 +300,9 @@ def counter_tables(source: Source, ladder: Ladder) -> str:
         sentence = _counter_sentence(names, here, shape)
         notes = [" ".join(reasons)] if reasons else []
         if any((counters.get(L2_HITS, {}).get("value") or 0) > 100 for counters in here.values()):
-            notes.append("An L2 hit rate above 100 % is ncu's: it counts sectors and hits in different passes of a short kernel.")
+            notes.append(
+                "An L2 hit rate above 100 % is ncu's: it counts sectors and hits in different passes of a short kernel."
+            )
         tables.append(_table(source, head, headers, body, sentence, None, names.values(), notes))
     return "\n\n".join(tables)
 
@@ -672,7 +674,7 @@ def _table(
     if any(DAGGER in cell for row in rows for cell in row):
         sentence += DAGGER
         old = dict.fromkeys(f"{name}: {reason}" for name, reason in source.stale.items() if name in variants)
-        footnotes.append(f"<sub>{DAGGER} Stale. {' '.join(old)}</sub>")
+        footnotes.append(f"<sub>{DAGGER} Stale. {'. '.join(old)}.</sub>")
     line = provenance_line(source, used, variants)
     return "\n\n".join([head, _grid(headers, rows), *footnotes, f"**{sentence}**", f"<sub>{line}</sub>"])
 

@@ -255,7 +255,9 @@ def parse_experiment(raw: Mapping) -> Experiment:
 
 def _ladder(experiment: Experiment, name: str, raw: Mapping) -> Ladder:
     rungs = {rung: experiment.assign({**raw["base"], **levels}) for rung, levels in raw["rungs"].items()}
-    return Ladder(name, raw["title"], rungs, tuple(_step(name, rungs, label) for label in raw["steps"]), tuple(raw["path"]))
+    return Ladder(
+        name, raw["title"], rungs, tuple(_step(name, rungs, label) for label in raw["steps"]), tuple(raw["path"])
+    )
 
 
 def _step(ladder: str, rungs: Mapping[str, Variant], label: str) -> Step:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rungs import schemas
+from rungs import provenance, schemas
 from rungs.files import write_json
 
 FINE = ("ok", "flagged", "not on this chip")
@@ -31,9 +31,12 @@ def failures(inputs: Sequence[Path]) -> list[dict[str, str]]:
 
 
 def run(inputs: Sequence[Path], output: Path) -> int:
-    """Write the verdict; returns 1, with a line for each failure on standard error, where there is one."""
+    """Write the verdict; returns 1, with a line for each failure on standard error, where there is one.
+
+    A README that does not show what is recorded is noted in it and fails no run.
+    """
     found = failures(inputs)
-    write_json(output, {"failed": len(found), "failures": found})
+    write_json(output, {"failed": len(found), "failures": found, "readme": provenance.readme_note()})
     alike: dict[tuple[str, ...], list[str]] = {}
     for failure in found:
         what, _, shape = failure["what"].partition(" at ")

@@ -147,7 +147,9 @@ def serve(address: str) -> None:
     listener.bind(temporary)
     listener.listen(8)
     inode = os.stat(temporary).st_ino
-    os.rename(temporary, address)  # a client sees the socket only once it can be connected to; its connection waits for torch
+    os.rename(
+        temporary, address
+    )  # a client sees the socket only once it can be connected to; its connection waits for torch
     for module in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
