@@ -282,13 +282,39 @@ def test_a_whole_set_lists_no_gap(tmp_path):
 # Every table
 
 
+@pytest.mark.parametrize(
+    ("gains", "sentence"),
+    [
+        (
+            {"B0>B1": [10.0, 21.0], "B2>B3": [0.0, 0.0]},
+            "In the geometric mean over 2 shapes B0>B1 gains +15.4 % (+10.0 to +21.0 %), the most, and B2>B3 +0.0 %"
+            " (+0.0 to +0.0 %), the least.",
+        ),
+        (
+            {"B0>B1": [10.0, None], "B2>B3": [1.0, 1.0]},
+            "In the geometric mean over 2 shapes B2>B3 gains +1.0 % (+1.0 to +1.0 %).",
+        ),
+        ({"B0>B1": [10.0, None]}, "No step has every cell of the map, so that none has an average."),
+    ],
+)
+def test_a_map_ends_in_what_its_whole_steps_say_on_average(gains, sentence):
+    rows = [
+        {"step": step, "m": 512, "n": 512, "k": 256 * (i + 1), "gain_percent": gain}
+        for step, values in gains.items()
+        for i, gain in enumerate(values)
+    ]
+    assert tables._map_sentence(rows) == sentence
+
+
 def test_every_table_ends_in_one_sentence_and_its_provenance(results):
     text = tables.render_experiment(results, "gemm")
     body = text.split("## Not measured")[0]
-    assert len(grids(body)) == len(sentences(body)) == body.count("The same in all rungs:") == 2 + 2 + 1 + 2 + 1
+    tables_, pictures = 2 + 2 + 1 + 2 + 1, 1
+    assert len(grids(body)) == tables_
+    assert len(sentences(body)) == body.count("The same in all rungs:") == tables_ + pictures
     assert all(sentence.endswith(".") and not re.search(r"\.\s+[A-Z]", sentence) for sentence in sentences(body))
     for declared in EXPERIMENT.declared:
-        assert body.count(declared) == len(grids(body))
+        assert body.count(declared) == tables_ + pictures
 
 
 def test_provenance_names_gpu_clock_rounds_floor_fill_date_runs_and_builds(source, results):

@@ -88,6 +88,9 @@ class Session:
         contract = "control" if arm == CONTROL else self.arms[arm].experiment.contract(self.arms[arm].variant)
         return Outcome(0, True, 1.6e-3, hashlib.sha256(repr((contract, self.problem, self.fill)).encode()).hexdigest())
 
+    def whole_rotations(self, launches: int) -> int:
+        return -(-launches // 4) * 4
+
     def sha256(self) -> str:
         return hashlib.sha256(repr((self.problem, self.fill)).encode()).hexdigest()
 

@@ -168,6 +168,10 @@ class Session:
         self.torch.cuda.synchronize()
         return (count - 1) * first.read_bytes()
 
+    def whole_rotations(self, launches: int) -> int:
+        """`launches` rounded up so that a graph ends with the last buffer set, and the next one starts with the first."""
+        return -(-launches // len(self.sets)) * len(self.sets)
+
     def _prepare(self, arm: Arm, problem: tuple[int, int, int], buffers: Buffers) -> Any:
         """A launch configuration and the kernel's parameters, held by the closure that launches them."""
         driver = self.driver

@@ -106,7 +106,7 @@ def run_child(job_path: Path) -> int:
                 measured = _measure(
                     session, rung.name, shape, settings, experiment, sampler, held, peak, warm_seconds, lost, at_arm
                 )
-                if warm_seconds:
+                if held.record["load_mhz"] is None:
                     held.record["load_mhz"] = _median_mhz(measured["samples"])
                 warm_seconds = 0.0
             except Refused as refusal:
@@ -184,6 +184,12 @@ def _measure(
     arms = [arm for arm in (*present, CONTROL) if arm not in excluded]
     timed = _Timed(session, f"{rung} at {'x'.join(map(str, shape))}")
     launches = protocol.choose_launches(timed, arms, settings.sample_us)
+    if settings.l2 == "cold":
+        if between < 2 * session.l2_bytes:
+            return failed("refused", f"{between} bytes between two uses of a buffer are not the 2 x L2 that cold promises.")
+        launches = session.whole_rotations(launches)
+        for arm in arms:
+            session.capture(arm, launches)
     protocol.warm_up(session, arms, max(warm_seconds, protocol.SETTLE_S))
     samples, stop = protocol.run_rounds(
         timed, rung, arms, launches, settings, shape, lambda: protocol.Condition(*sampler.read()), held.locked_mhz

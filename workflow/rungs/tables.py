@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter
@@ -67,7 +68,7 @@ def render_experiment(results: Path, experiment: str | Experiment, stale: Mappin
     for ladder in measured_ladders(source.experiment, source.data["shapes"]):
         figures = f"../figures/{source.experiment.name}"
         parts += [f"## Ladder {ladder.name}: {ladder.title}", ladder_tables(source, ladder)]
-        parts += [f"### Steps of ladder {ladder.name}", step_tables(source, ladder), figure_links(ladder, figures)]
+        parts += [f"### Steps of ladder {ladder.name}", step_tables(source, ladder), figure_links(source, ladder, figures)]
         parts += [f"### What changed in the binaries of ladder {ladder.name}", evidence_table(source, ladder)]
         parts += [f"### Counters of ladder {ladder.name}", counter_tables(source, ladder)]
     parts += ["## Floor", floor_table(source)]
@@ -87,7 +88,7 @@ def render_set(results: Path, experiment_names: Sequence[str], stale: Mapping[st
         parts.append(coverage_table(source))
         for ladder in measured_ladders(source.experiment, source.data["shapes"]):
             parts += [f"### Ladder {ladder.name}: {ladder.title}", ladder_tables(source, ladder)]
-            parts.append(figure_links(ladder, f"figures/{name}"))
+            parts.append(figure_links(source, ladder, f"figures/{name}"))
     return "\n\n".join(parts) + "\n"
 
 
@@ -108,7 +109,7 @@ def readme_blocks(
             f"{name}:steps:{ladder.name}": step_tables(source, ladder),
             f"{name}:evidence:{ladder.name}": evidence_table(source, ladder),
             f"{name}:ncu:{ladder.name}": counter_tables(source, ladder),
-            f"{name}:figures:{ladder.name}": figure_links(ladder, figures),
+            f"{name}:figures:{ladder.name}": figure_links(source, ladder, figures),
         }
     return blocks
 
@@ -146,13 +147,39 @@ def apply_blocks(readme_text: str, blocks: Mapping[str, str]) -> str:
     return "".join(filled) + readme_text[position:]
 
 
-def figure_links(ladder: Ladder, folder: str) -> str:
+def figure_links(source: Source, ladder: Ladder, folder: str) -> str:
+    """The heat map and the ladder, with what the map says on average over its cells."""
+    names = [variant.name for variant in ladder.rungs.values()]
+    used = [row for row in source.rows("shapes") if row["variant"] in names]
     return "\n\n".join(
         [
             f"![Gain of each step of ladder {ladder.name}, K against M = N]({folder}/heatmap_{ladder.name}.svg)",
             f"![Share of the control along ladder {ladder.name}]({folder}/ladder_{ladder.name}.svg)",
+            f"**{_map_sentence([row for row in source.rows('steps') if row['ladder'] == ladder.name])}**",
+            f"<sub>{provenance_line(source, used, names)}</sub>",
         ]
     )
+
+
+def _map_sentence(rows: Sequence[Row]) -> str:
+    """Which step gains most and which least on average over the map; only of steps that have every cell."""
+    cells = len({(row["m"], row["n"], row["k"]) for row in rows})
+    gains: dict[str, list[float]] = {}
+    for row in rows:
+        if row["gain_percent"] is not None:
+            gains.setdefault(row["step"], []).append(row["gain_percent"])
+    whole = {step: values for step, values in gains.items() if len(values) == cells}
+    if not whole:
+        return "No step has every cell of the map, so that none has an average."
+    means = {step: 100 * (math.prod(1 + v / 100 for v in values) ** (1 / cells) - 1) for step, values in whole.items()}
+    best, least = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
+
+    def told(step: str) -> str:
+        low, high = min(whole[step]), max(whole[step])
+        return f"{_signed(means[step], 1)} % ({_signed(low, 1)} to {_signed(high, 1)} %)"
+
+    start = f"In the geometric mean over {cells} shapes {best} gains {told(best)}"
+    return f"{start}, the most, and {least} {told(least)}, the least." if best != least else f"{start}."
 
 
 # Tables
