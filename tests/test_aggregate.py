@@ -510,3 +510,32 @@ def test_a_floor_job_alone_has_a_floor(tmp_path):
     assert floor.loc["one wave", "jobs"] == 1
     assert pd.isna(floor.loc["one wave", "between_percent"])
     assert floor.loc["one wave", "floor_percent"] == floor.loc["one wave", "within_percent"]
+
+
+def test_between_jobs_the_floor_compares_steps_and_falls_back_to_the_control(tmp_path):
+    rounds = np.arange(1, 21)
+
+    def arm(time_us: float) -> aggregate.Arm:
+        return aggregate.Arm("ok", "", rounds, np.full(20, time_us), np.full(20, 1700.0), np.full(20, 300.0))
+
+    name = EXPERIMENT.floor_variant.name
+    jobs = [
+        aggregate.Recording(tmp_path / f"{job}.csv", {"variant": name}, pd.DataFrame()) for job in (1, 2)
+    ]
+    device = variants.load_device("sm_90a")
+
+    def floor(*arms: dict) -> stats.Floor:
+        found = aggregate._floors(EXPERIMENT, device, jobs, [{SMALL: each} for each in arms], 132)
+        return found["one wave"]
+
+    with_predecessor = floor(
+        {name: arm(10.0), "twin": arm(10.01), "before": arm(11.0), "control": arm(5.0)},
+        {name: arm(10.0), "twin": arm(10.01), "before": arm(11.022), "control": arm(5.5)},
+    )
+    assert with_predecessor.within == pytest.approx(np.log(1.001))
+    assert with_predecessor.between == pytest.approx(np.log(1.002))
+    without = floor(
+        {name: arm(10.0), "twin": arm(10.01), "control": arm(5.0)},
+        {name: arm(10.0), "twin": arm(10.01), "control": arm(5.5)},
+    )
+    assert without.between == pytest.approx(np.log(1.1))

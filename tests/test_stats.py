@@ -235,10 +235,17 @@ def test_percent_and_log_ratio_are_inverse():
 
 
 @pytest.mark.parametrize(
-    ("m", "expected"), [(128, "one wave"), (2 * 132 * 128, "one wave"), (2 * 132 * 128 + 1, "many waves")]
+    ("m", "k", "expected"),
+    [
+        (128, 512, "one wave"),
+        (2 * 132 * 128, 481, "one wave"),
+        (2 * 132 * 128, 480, "short loop"),
+        (2 * 132 * 128 + 1, 480, "many waves"),
+        (2 * 132 * 128 + 1, 512, "many waves"),
+    ],
 )
-def test_one_wave_ends_where_the_tiles_fill_the_gpu(m, expected):
-    assert stats.shape_class(m, 128, 128, 128, 2, 132) == expected
+def test_one_wave_ends_where_the_tiles_fill_the_gpu_and_a_short_loop_is_its_own_class(m, k, expected):
+    assert stats.shape_class((m, 128, k), (128, 128, 32), 2, 132) == expected
 
 
 def test_the_floor_is_the_larger_of_within_and_between_jobs():

@@ -21,7 +21,6 @@ from rungs.variants import Device, Experiment, Step, Variant, load_device, load_
 
 Shape = tuple[int, int, int]
 FRAMES = ("shapes", "steps", "changes", "floor", "counters", "coverage")
-CLASSES = ("one wave", "many waves")
 HEADROOM = 1.02
 """The stamps bracket the sample, so that its clock is known to a little less than this."""
 USED = ("ok", "flagged")
@@ -489,8 +488,8 @@ def _judge(median: stats.Median, floor: stats.Floor | None, claims: int, reason:
 
 def _class(experiment: Experiment, device: Device, shape: Shape, sms: int | None) -> str:
     constants = experiment.constants
-    tiles = constants.get("TILE_M", 128), constants.get("TILE_N", 128)
-    return stats.shape_class(shape[0], shape[1], *tiles, device.ctas_per_sm[experiment.name], sms or 1)
+    tile = constants["TILE_M"], constants["TILE_N"], constants["TILE_K"]
+    return stats.shape_class(shape, tile, device.ctas_per_sm[experiment.name], sms or 1)
 
 
 def _floors(
@@ -501,8 +500,8 @@ def _floors(
     Between jobs it is compared by its ratio to its predecessors, which is what a step is; by the ratio to the control where
     it was timed without one. (cuBLAS itself differs by more from process to process than a kernel without workspace does.)
     """
-    twin: dict[str, dict[Shape, list[float]]] = {name: defaultdict(list) for name in CLASSES}
-    other: dict[str, dict[Hashable, list[float]]] = {name: defaultdict(list) for name in CLASSES}
+    twin: dict[str, dict[Shape, list[float]]] = {name: defaultdict(list) for name in stats.CLASSES}
+    other: dict[str, dict[Hashable, list[float]]] = {name: defaultdict(list) for name in stats.CLASSES}
     for recording, arms in zip(floors, floor_arms, strict=True):
         name = recording.manifest["variant"]
         for shape, here in arms.items():
@@ -515,7 +514,7 @@ def _floors(
                         twin[where][shape].append(median)
                     else:
                         other[where][shape, name, arm].append(median)
-    return {name: stats.floor_of(twin[name], other[name], len(floors)) for name in CLASSES}
+    return {name: stats.floor_of(twin[name], other[name], len(floors)) for name in stats.CLASSES}
 
 
 def _floor_rows(floors: Mapping[str, stats.Floor | None]) -> list[dict[str, Any]]:

@@ -26,6 +26,8 @@ __all__ = [
 ]
 
 T = TypeVar("T", bound=Hashable)
+SHORT_LOOP = 16
+CLASSES = ("short loop", "one wave", "many waves")
 MOST_ROUNDS = 100_000
 """A number of rounds beyond which the answer to "how many more" is "none that anyone would wait for"."""
 
@@ -93,10 +95,15 @@ def rounds_to_decide(median: float, low: float, high: float, floor: float, round
     return max(math.ceil(rounds * (half / room) ** 2 - 1e-9) - rounds, 1)
 
 
-def shape_class(m: int, n: int, tile_m: int, tile_n: int, ctas_per_sm: int, sms: int) -> str:
-    """`one wave` where all tiles of C are resident at once, `many waves` above."""
+def shape_class(shape: tuple[int, int, int], tile: tuple[int, int, int], ctas_per_sm: int, sms: int) -> str:
+    """`many waves` where the tiles of C are not all resident at once; else `short loop` under `SHORT_LOOP` tiles of K, where
+    launch, prologue and epilogue weigh as much as the loop and vary from process to process; else `one wave`.
+    """
+    (m, n, k), (tile_m, tile_n, tile_k) = shape, tile
     tiles = -(-m // tile_m) * -(-n // tile_n)
-    return "one wave" if tiles <= ctas_per_sm * sms else "many waves"
+    if tiles > ctas_per_sm * sms:
+        return "many waves"
+    return "short loop" if -(-k // tile_k) < SHORT_LOOP else "one wave"
 
 
 def floor_of(twin: Mapping[T, Sequence[float]], other: Mapping[Hashable, Sequence[float]], jobs: int) -> Floor | None:
