@@ -519,9 +519,7 @@ def test_between_jobs_the_floor_compares_steps_and_falls_back_to_the_control(tmp
         return aggregate.Arm("ok", "", rounds, np.full(20, time_us), np.full(20, 1700.0), np.full(20, 300.0))
 
     name = EXPERIMENT.floor_variant.name
-    jobs = [
-        aggregate.Recording(tmp_path / f"{job}.csv", {"variant": name}, pd.DataFrame()) for job in (1, 2)
-    ]
+    jobs = [aggregate.Recording(tmp_path / f"{job}.csv", {"variant": name}, pd.DataFrame()) for job in (1, 2)]
     device = variants.load_device("sm_90a")
 
     def floor(*arms: dict) -> stats.Floor:

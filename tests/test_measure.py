@@ -60,7 +60,7 @@ def test_cold_rotates_whole_and_says_how_many_bytes_lie_between_two_uses(checkou
 
 
 def test_a_twin_is_the_same_binary_under_another_name(checkout):
-    frame, manifest = sweep(checkout, SETTINGS, [[512, 512, 256]], "--twin")
+    frame, _ = sweep(checkout, SETTINGS, [[512, 512, 256]], "--twin")
     assert set(frame["arm"]) == {S0, S1, "control", "twin"}
     medians = frame.groupby("arm")["time_us"].median()
     assert medians["twin"] / medians[S1] == pytest.approx(1, abs=0.05)

@@ -50,7 +50,7 @@ def test_complete_run_makes_every_leaf_and_fails_nothing(complete_run):
     assert [
         leaf for leaf in LEAVES if not (checkout.live / leaf).is_file() or not (checkout.live / leaf).stat().st_size
     ] == []
-    assert checkout.verdict() == {"failed": 0, "failures": []}
+    assert checkout.verdict() == {"failed": 0, "failures": [], "readme": ""}
     assert result.said[-1] == "rungs: tables and figures are in results/h200/README.md."
 
 

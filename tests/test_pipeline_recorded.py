@@ -91,7 +91,7 @@ def test_edited_number_in_the_readme_is_found_and_mended(recorded):
     cell = row.split("|")[3]
     recorded.edit("README.md", row, row.replace(cell, cell.replace(digit, str((int(digit) + 1) % 10), 1), 1))
     check = recorded.rungs("readme", "--check")
-    assert (check.code, check.text) == (1, "README.md is not current: run `python -m rungs readme`.\n")
+    assert (check.code, check.text) == (1, "README.md does not show what is recorded: run `python -m rungs readme`.\n")
     assert recorded.rungs("readme").code == 0
     assert (recorded.repo / "README.md").read_text() == text
 

@@ -160,9 +160,9 @@ def test_decided_cells_take_their_colour_from_one_fixed_scale(heat_map):
 
 def test_a_failed_cell_is_hatched_with_its_word(drawn):
     axes = panel(drawn, "B5 → B6")
-    assert cells(axes) == ["not on\nthis chip"] * 4
+    assert cells(axes) == ["not on this\nchip"] * 4
     assert [patch.get_hatch() for patch in patches(axes)] == ["//////"] * 4
-    assert cells(panel(drawn, "B3 → B5"))[0] == "time\nlimit"
+    assert cells(panel(drawn, "B3 → B5"))[0] == "time limit"
 
 
 def test_a_row_that_is_missing_altogether_is_not_blank(heat_map):

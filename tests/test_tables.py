@@ -328,7 +328,7 @@ def test_provenance_names_gpu_clock_rounds_floor_fill_date_runs_and_builds(sourc
         "fill normal, L2 hot",
     ):
         assert part in line
-    assert re.search(r"floor 0\.\d\d % one wave, 0\.\d\d % many waves", line)
+    assert re.search(r"floor 0\.\d\d % short loop, 0\.\d\d % one wave, 0\.\d\d % many waves", line)
     assert "2026-11-29" in line
     runs = {manifest["variant"]: manifest["run_id"] for manifest in manifests}
     assert f"runs {tables.sha256_json(runs)[:8]} (hash over 8)" in line

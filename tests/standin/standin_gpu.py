@@ -73,7 +73,7 @@ class Session:
         if fault == "hang":
             time.sleep(3600)
         if fault == "slow":
-            time.sleep(0.5)
+            time.sleep(3)
 
     def busy(self) -> None:
         time.sleep(0.01)

@@ -90,7 +90,7 @@ def aggregate(results: Path, experiment: Experiment, arch: str, variants: Sequen
         floors = _floors(experiment, device, recordings.floors, floor_arms, sms)
     else:  # a quick look: each rung against itself in its own job, which shows nothing between jobs
         floors = _floors(experiment, device, [recordings.sweeps[n] for n in twins], [arms[n] for n in twins], sms)
-    steps = [step for step in experiment.steps() if step.source_variant in asked and step.target_variant in asked]
+    steps = [step for step in experiment.steps() if step.target_variant in asked and _wanted(step, asked, recordings)]
     return {
         "shapes": _frame("shapes", _shape_rows(experiment, asked, shapes, recordings, arms)),
         "steps": _frame("steps", _step_rows(experiment, device, steps, shapes, recordings, arms, floors, sms)),
@@ -99,6 +99,12 @@ def aggregate(results: Path, experiment: Experiment, arch: str, variants: Sequen
         "counters": _frame("counters", _counter_rows(experiment, asked, shapes, recordings.profiles, device.chip)),
         "coverage": _frame("coverage", _coverage_rows(experiment, asked, shapes, recordings, arms, floor_arms)),
     }
+
+
+def _wanted(step: Step, asked: Sequence[Variant], recordings: Recordings) -> bool:
+    """Whether the step's source was asked for too, or was timed all the same in the job of its target."""
+    target = recordings.sweeps.get(step.target_variant.name)
+    return step.source_variant in asked or (target is not None and step.source_variant.name in target.manifest["arms"])
 
 
 # Reading

@@ -186,7 +186,9 @@ def _measure(
     launches = protocol.choose_launches(timed, arms, settings.sample_us)
     if settings.l2 == "cold":
         if between < 2 * session.l2_bytes:
-            return failed("refused", f"{between} bytes between two uses of a buffer are not the 2 x L2 that cold promises.")
+            return failed(
+                "refused", f"{between} bytes between two uses of a buffer are not the 2 x L2 that cold promises."
+            )
         launches = session.whole_rotations(launches)
         for arm in arms:
             session.capture(arm, launches)

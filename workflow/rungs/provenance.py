@@ -371,6 +371,8 @@ def _readme() -> tuple[str, str]:
     from rungs import tables
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
+    if not recorded_sets():
+        return text, text
     blocks: dict[str, str] = {}
     for results in recorded_sets():
         for name in settings.recorded_experiments(results.relative_to("results").as_posix()):

@@ -68,7 +68,11 @@ def render_experiment(results: Path, experiment: str | Experiment, stale: Mappin
     for ladder in measured_ladders(source.experiment, source.data["shapes"]):
         figures = f"../figures/{source.experiment.name}"
         parts += [f"## Ladder {ladder.name}: {ladder.title}", ladder_tables(source, ladder)]
-        parts += [f"### Steps of ladder {ladder.name}", step_tables(source, ladder), figure_links(source, ladder, figures)]
+        parts += [
+            f"### Steps of ladder {ladder.name}",
+            step_tables(source, ladder),
+            figure_links(source, ladder, figures),
+        ]
         parts += [f"### What changed in the binaries of ladder {ladder.name}", evidence_table(source, ladder)]
         parts += [f"### Counters of ladder {ladder.name}", counter_tables(source, ladder)]
     parts += ["## Floor", floor_table(source)]
