@@ -59,6 +59,15 @@ class Buffers:
         return int(2 * (self.a.numel() + self.b_nk.numel() + self.c.numel()))
 
 
+def draw(torch: Any, fill: str, shape: tuple[int, int], generator: Any) -> Any:
+    """A bf16 operand on the generator's device: `normal`, or `integer` in -2..2. Every element is its own draw, so that a tile
+    of K that is multiplied twice, or not at all, changes the sum.
+    """
+    options = {"generator": generator, "device": generator.device}
+    drawn = torch.randint(-2, 3, shape, **options) if fill == "integer" else torch.randn(shape, **options)
+    return drawn.to(torch.bfloat16)
+
+
 class Session:
     """One GPU in this process. Not to be shared between threads."""
 
@@ -149,13 +158,7 @@ class Session:
         self.sets.clear()
         generator = torch.Generator(device="cuda").manual_seed(seed)
 
-        def draw(rows: int, columns: int) -> Any:
-            if fill == "integer":
-                drawn = torch.randint(-2, 3, (rows, columns), generator=generator, device="cuda")
-                return drawn.to(torch.bfloat16)
-            return torch.randn((rows, columns), generator=generator, device="cuda").to(torch.bfloat16)
-
-        a, b = draw(m, k), draw(n, k)
+        a, b = (draw(torch, fill, (rows, k), generator) for rows in (m, n))
         first = Buffers(a, b, b.t().contiguous(), torch.empty((m, n), dtype=torch.bfloat16, device="cuda"))
         count = 1 if l2 == "hot" else max(2, 1 + math.ceil(2 * self.l2_bytes / first.read_bytes()))
         copies = [Buffers(*(t.clone() for t in vars(first).values())) for _ in range(count - 1)]
