@@ -153,7 +153,7 @@ def read_recording(kind: str, path: Path, variant: str) -> Recording:
     return Recording(path, manifest, frame)
 
 
-AGAIN = "delete it and run again to measure it anew"
+AGAIN = "delete it and run again to measure it anew, or restore a recorded one from version control"
 
 
 def check_set(recordings: Recordings, arch: str) -> None:

@@ -120,7 +120,10 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--toolchain", choices=("pip", "system"), default="pip")
 
     p = verb("trace", _trace, "show where a table's number comes from, and verify each hash on the way")
-    p.add_argument("cell", help="<table>:<rung or step>[:MxNxK], for example results/recorded/h200/md/gemm.md:B3")
+    p.add_argument(
+        "cell", help="<table>:<rung or step>[:MxNxK], for example README.md:B3 or README.md:B2>B3:4096x4096x4096"
+    )
+    p.add_argument("--verbose", action="store_true", help="every link, those of the other arms' binaries too")
 
     p = verb("status", _status, "list recorded results and those whose source has changed since")
     p.add_argument("--toolchain", choices=("pip", "system"), default="pip")
@@ -309,7 +312,7 @@ def _step(a: argparse.Namespace) -> None:
 def _trace(a: argparse.Namespace) -> int:
     from rungs import provenance
 
-    return provenance.trace(a.cell)
+    return provenance.trace(a.cell, a.verbose)
 
 
 def _status(a: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import functools
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rungs.errors import RungsError
 from rungs.files import ROOT, read_json, sha256_file, sha256_json, whole, write_text
 from rungs.variants import Experiment, experiment_names, load_experiment
 
+CLOCKS_READ = (("idle", "idle_mhz"), ("read back", "read_back_mhz"), ("under load", "load_mhz"))
 RECORDED = Path("results/recorded")
 SCHEMA_OF = {"sweep": "sweep", "floor": "sweep", "profile": "profile"}
 """Kind of a measuring job -> schema of its CSV; the schema `floor` is that of the data made from these."""
@@ -161,25 +162,32 @@ def verified(csv_path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Link:
-    """One line of a chain; `holds` is None for a statement with nothing to verify."""
+    """One line of a chain; `holds` is None for a statement with nothing to verify. A `detail` that holds is shown on demand."""
 
     text: str
     holds: bool | None = None
+    detail: bool = False
 
 
-def trace(cell: str) -> int:
+def trace(cell: str, verbose: bool = False) -> int:
     """Print the chain behind a cell and verify each hash; returns 0 where all hold, else 1.
 
     `cell` is `<table>:<rung, step or variant>`, optionally with `:MxNxK`: a table under results/, or the root README.
     """
     table, name, shape = _parse_cell(cell)
-    failed = 0
+    failed = hidden = 0
     for results, experiment in _sets_behind(table, name):
         for link in chain(results, experiment, table, name, shape):
+            failed += link.holds is False
+            if link.detail and link.holds is not False and not verbose:
+                hidden += 1
+                continue
             mark = {True: "ok  ", False: "FAIL", None: "    "}[link.holds]
             print(f"{mark} {link.text}")
-            failed += link.holds is False
-    print(f"{failed} of the links do not hold." if failed else "Every link holds.")
+    more = f" {hidden} more lines with --verbose." if hidden else ""
+    print(
+        (f"{failed} of the links {'does' if failed == 1 else 'do'} not hold." if failed else "Every link holds.") + more
+    )
     return 1 if failed else 0
 
 
@@ -222,14 +230,27 @@ def chain(
     """Table -> data -> rounds -> binary -> source -> clock -> GPU, each link verified where it can be."""
     target = _target(experiment, name)
     text = table.read_text(encoding="utf-8")
-    yield Link(
-        f"{table} shows {name}", re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", text) is not None
-    )
+    shown = re.search(rf"(?<![A-Za-z0-9_>]){re.escape(name)}(?![A-Za-z0-9_>])", text) is not None
+    yield Link(f"{table} {'shows' if shown else 'does not show'} {name}", shown)
+    current = _rendered(results, experiment, table) == text
+    yield Link(f"{table} is {'' if current else 'not '}what its data give", current)
     yield from _data_links(results, experiment, name, target, shape)
     for kind in ("sweep", "profile"):
         path = results / "csv" / kind / experiment.name / f"{target}.csv"
         if path.is_file():
             yield from _csv_links(results, kind, path, shape)
+
+
+def _rendered(results: Path, experiment: Experiment, table: Path) -> str:
+    """The table made again: an experiment's page, a set's page or the root README."""
+    from rungs import tables
+
+    if table.parent.name == "md":
+        return tables.render_experiment(results, experiment, stale(results, [experiment.name]))
+    if (table.resolve().parent / "csv").is_dir():
+        names = sorted(path.stem for path in (results / "md").glob("*.md"))
+        return tables.render_set(results, names, stale(results))
+    return _readme()[1]
 
 
 def _data_links(
@@ -243,10 +264,22 @@ def _data_links(
     rows = frame[frame[column] == value]
     if shape:
         rows = rows[(rows["m"] == shape[0]) & (rows["n"] == shape[1]) & (rows["k"] == shape[2])]
-    yield Link(f"{path}: {len(rows)} rows of {value}", len(rows) > 0)
+    if rows.empty:
+        known = (
+            sorted(set(frame[column])) if shape is None else sorted(set(frame[["m", "n", "k"]].itertuples(index=False)))
+        )
+        there = ", ".join(k if isinstance(k, str) else "x".join(map(str, k)) for k in known)
+        raise RungsError(
+            f"{path} has no {value}{f' at {chr(120).join(map(str, shape))}' if shape else ''}: it has {there}."
+        )
+    yield Link(f"{path}: {len(rows)} rows of {value}", True)
     results_set = results.resolve().relative_to(Path("results").resolve()).as_posix()
     variants = settings.recorded_variants(results_set, experiment.name)
-    remade = aggregate.aggregate(results, experiment, settings.recorded_arch(results_set), variants)[kind]
+    try:
+        remade = aggregate.aggregate(results, experiment, settings.recorded_arch(results_set), variants)[kind]
+    except RungsError as error:  # a file that was changed by hand is a link that does not hold
+        yield Link(f"  not made again: {error}", False)
+        return
     again = schemas.parse_csv(kind, remade.to_csv(index=False, lineterminator="\n"), "the data made again")
     again = again[again[column] == value]
     same = rows.reset_index(drop=True).equals(
@@ -287,13 +320,14 @@ def _csv_links(results: Path, kind: str, path: Path, shape: tuple[int, ...] | No
     arms = manifest.get("arms") or {manifest["variant"]: manifest.get("binary", {})}
     for arm, binary in arms.items():
         if "build_id" in binary:
-            yield from _binary_links(results, manifest["arch"], arm, binary)
+            for number, link in enumerate(_binary_links(results, manifest["arch"], arm, binary)):
+                yield replace(link, detail=arm != manifest["variant"] or number > 0)
     recorded_clock, gpu = manifest.get("clock", {}), manifest["gpu"]
     wanted = recorded_clock.get("requested_mhz")
+    read = [f"{word} {recorded_clock[key]} MHz" for word, key in CLOCKS_READ if recorded_clock.get(key)]
     yield Link(
         f"  clock {recorded_clock.get('mode', 'unknown')}{f' at {wanted} MHz' if wanted else ''}:"
-        f" {recorded_clock.get('reason', '')}; idle {recorded_clock.get('idle_mhz')} MHz, under load"
-        f" {recorded_clock.get('load_mhz')} MHz"
+        f" {'; '.join([recorded_clock.get('reason', ''), *read])}"
     )
     yield Link(
         f"  {gpu['name']}, {gpu['uuid']}, driver {gpu['driver']}", recorded_clock.get("gpu", gpu["uuid"]) == gpu["uuid"]

@@ -30,9 +30,13 @@ def validate(value: Any, name: str, where: str) -> None:
     if errors:
         error = errors[0]
         place = ".".join(str(part) for part in error.absolute_path)
-        description = error.schema.get("description", "") if isinstance(error.schema, dict) else ""
+        schema = error.schema if isinstance(error.schema, dict) else {}
+        message, description = error.message, schema.get("description", "")
+        if error.validator == "additionalProperties" and isinstance(error.instance, dict):
+            odd = next(key for key in error.instance if key not in schema["properties"])
+            message = f"there is no key {odd!r}; choose of {', '.join(schema['properties'])}"
         raise RungsError(
-            f"{where}{f', key {place}' if place else ''}: {error.message}{f' ({description})' if description else ''}."
+            f"{where}{f', key {place}' if place else ''}: {message}{f' ({description})' if description else ''}."
         )
 
 

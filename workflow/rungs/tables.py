@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -109,6 +110,7 @@ def readme_blocks(
     blocks = {f"{name}:floor": floor_table(source)}
     for ladder in measured_ladders(source.experiment, source.data["shapes"]):
         blocks |= {
+            f"{name}:answer:{ladder.name}": answer(source, ladder),
             f"{name}:ladder:{ladder.name}": ladder_tables(source, ladder),
             f"{name}:steps:{ladder.name}": step_tables(source, ladder),
             f"{name}:evidence:{ladder.name}": evidence_table(source, ladder),
@@ -213,7 +215,10 @@ def ladder_tables(source: Source, ladder: Ladder) -> str:
             for k in depths
         ]
         rows.append(["control", source.facts.control, *(f"{pd.Series(c).median():.1f}" if c else "" for c in control)])
-        head = f"{_size(size)}: TFLOP/s and, in brackets, the share of {source.facts.control} in the same rounds."
+        head = (
+            f"{_size(size)}: TFLOP/s and, in brackets, the share of {source.facts.control} in the same rounds. Each row is a"
+            " job of its own at a clock of its own: compare two rows by the share or, better, by the step between them."
+        )
         headers = ["rung", "what it is", *(f"K={k}" for k in depths)]
         used = [row for key, row in cells.items() if key[1:3] == size]
         tables.append(
@@ -583,13 +588,57 @@ def _ladder_sentence(
             f" {rows[best]['share_percent']:.1f} % of {source.facts.control}, and the slowest is {worst},"
             f" {_describe(source, ladder, worst)}, with {rows[worst]['share_percent']:.1f} %"
         )
-        first, last = ladder.path[0], ladder.path[-1]
-        if first in rows and last in rows:
-            ratio = 100 * (rows[last]["share_percent"] / rows[first]["share_percent"] - 1)
-            sentence += f"; the path {' > '.join(ladder.path)} gains {ratio:+.1f} %"
+        if path := path_steps(source, ladder, (*size, k)):
+            sentence += f"; the steps of the path {' > '.join(ladder.path)} gain {_together(path):+.1f} % together"
         return sentence + "."
     return (
         f"At {_size(size)} fewer than two rungs have a share of {source.facts.control}, so there is nothing to compare."
+    )
+
+
+def path_steps(source: Source, ladder: Ladder, shape: tuple[int, ...]) -> list[Row]:
+    """The rows of the steps along the ladder's path at one shape; empty unless each was measured."""
+    rows = {
+        row["step"]: row
+        for row in source.rows("steps")
+        if row["ladder"] == ladder.name and (row["m"], row["n"], row["k"]) == shape and row["gain_percent"] is not None
+    }
+    path = [rows.get(f"{a}>{b}") for a, b in itertools.pairwise(ladder.path)]
+    return [row for row in path if row] if all(path) else []
+
+
+def _together(steps: Sequence[Row]) -> float:
+    """Gain in percent of steps one after another. Each was paired in its own job, so no clock or control enters."""
+    return 100 * (math.prod(1 + row["gain_percent"] / 100 for row in steps) - 1)
+
+
+def answer(source: Source, ladder: Ladder) -> str:
+    """One sentence: what each step of the path buys at the largest square problem, or at the largest there is."""
+    shapes = sorted({(r["m"], r["n"], r["k"]) for r in source.rows("steps") if r["ladder"] == ladder.name})
+    shapes = [shape for shape in shapes if path_steps(source, ladder, shape)]
+    if not shapes:
+        return f"Ladder {ladder.name} has no shape at which every step of its path was measured."
+    shape = max([s for s in shapes if len(set(s)) == 1] or shapes)
+    path = path_steps(source, ladder, shape)
+    steps = {step.label: step for step in ladder.steps}
+    bought = []
+    for row in path:
+        step = steps[row["step"]]
+        old, new = (
+            source.experiment.factors[step.factor].levels[variant.level(step.factor)].title
+            for variant in (step.source_variant, step.target_variant)
+        )
+        bought.append(f"{new} instead of {old} {_gain(row)} ({row['verdict']})")
+    last = next(
+        row
+        for row in source.rows("shapes")
+        if row["variant"] == ladder.rungs[ladder.path[-1]].name and (row["m"], row["n"], row["k"]) == shape
+    )
+    share = f", to {last['share_percent']:.1f} % of {source.facts.control}" if last["share_percent"] else ""
+    mark = DAGGER if {v.name for v in ladder.rungs.values()} & set(source.stale) else ""
+    return (
+        f"**At {'x'.join(map(str, shape))} on an {source.facts.gpu}: {', '.join(bought)}; together"
+        f" {_together(path):+.1f} %{share}.**{mark}"
     )
 
 
@@ -723,7 +772,7 @@ def provenance_line(source: Source, used: Sequence[Row] | None, variants: Sequen
         floors = [
             f"{row['floor_percent']:.2f} % {row['shape_class']}" for row in source.rows("floor") if row["floor_percent"]
         ]
-        parts += [f"{facts.clock}, {mhz_range(frame)}", f"{rounds_range(frame)} rounds"]
+        parts += [f"{facts.clock}, medians {mhz_range(frame)}", f"{rounds_range(frame)} rounds"]
         parts += [f"floor {', '.join(floors) or 'not measured'}", f"fill {facts.fill}, L2 {facts.l2}"]
     if used is None:
         parts += [f"ncu {facts.ncu}", facts.profile_dates]
