@@ -380,12 +380,13 @@ def write_profile(results: Path, world: World, variant: Variant) -> None:
     schemas.write_csv("profile", frame, path)
     manifest = {
         "kind": "profile",
+        "arch": ARCH,
         "run_id": run_id,
         "experiment": "gemm",
         "variant": variant.name,
         "gpu": GPU,
         "software": {"python": "3.11", "torch": "2.13.0", "cuda": "13.0"},
-        "binary": {key: value for key, value in _binary(results, variant.name).items() if key != "variant"},
+        "binary": _binary(results, variant.name),
         "ncu": {"version": "2025.3", "metrics": list(PROFILE_METRICS)},
         "csv_sha256": sha256_file(path),
     }

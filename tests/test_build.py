@@ -146,7 +146,7 @@ def test_a_build_leaves_nothing_outside_its_folder(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     before = set(root.rglob("*"))
-    python(root, BUILD, B3, "sm_90a", "out/made.json", cwd=elsewhere)  # relative to where the caller stands
+    python(root, BUILD, B3, "sm_90a", f"out/{B3}.json", cwd=elsewhere)  # relative to where the caller stands
     assert {path for path in set(root.rglob("*")) - before if "__pycache__" not in path.parts} == set()
     assert {path.name for path in (elsewhere / "out").iterdir()} >= {
         f"{B3}.{kind}" for kind in ("ptx", "cubin", "json")

@@ -15,6 +15,7 @@ rule aggregate:
     params:
         python=PYTHON,
         arch=arch_of,
+        limits=limits,
         variants=variants_in,
         code=module_hash("aggregate", "stats", "bootstrap"),
     shell:

@@ -96,6 +96,11 @@ def compiler(wildcards):
         return f"none: {error}"
 
 
+def limits(wildcards):
+    """The device's limits: the launch's shared memory and the plausibility check come from them."""
+    return json.dumps(vars(load_device(run.arch)), sort_keys=True)
+
+
 def macros(wildcards):
     """The variant's -D macros; where the architecture lacks it, the reason."""
     try:

@@ -40,6 +40,7 @@ rule sweep:
     params:
         python=PYTHON,
         arch=run.arch,
+        limits=limits,
         gpu=run.gpu_uuid,
         shapes=lambda wildcards: run.shapes_as_json(wildcards.experiment),
         settings=run.measure_as_json,
@@ -76,6 +77,7 @@ rule floor:
     params:
         python=PYTHON,
         arch=run.arch,
+        limits=limits,
         gpu=run.gpu_uuid,
         variant=lambda wildcards: run.experiments[wildcards.experiment].floor_variant.name,
         shapes=lambda wildcards: run.shapes_as_json(wildcards.experiment),

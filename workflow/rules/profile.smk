@@ -17,6 +17,7 @@ rule profile:
     params:
         python=PYTHON,
         arch=run.arch,
+        limits=limits,
         gpu=run.gpu_uuid,
         ncu=run.ncu,
         l2=run.measure["l2"],

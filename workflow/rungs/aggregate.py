@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rungs import schemas, stats
 from rungs.errors import RungsError
-from rungs.files import read_json, sha256_file
+from rungs.files import sha256_file
 from rungs.profile import metrics_for
 from rungs.variants import Device, Experiment, Step, Variant, load_device, load_experiment
 
@@ -137,7 +137,7 @@ def read_recording(kind: str, path: Path, variant: str) -> Recording:
         raise RungsError(
             f"{path} has no manifest {manifest_path.name} beside it, so nothing says how it was made: {AGAIN}."
         )
-    manifest = read_json(manifest_path)
+    manifest = schemas.read_manifest(manifest_path)
     if manifest.get("csv_sha256") != sha256_file(path):
         raise RungsError(
             f"{path} was edited or cut after it was measured (its SHA-256 is not that in {manifest_path.name}): {AGAIN}."
@@ -495,7 +495,7 @@ def _judge(median: stats.Median, floor: stats.Floor | None, claims: int, reason:
 def _class(experiment: Experiment, device: Device, shape: Shape, sms: int | None) -> str:
     constants = experiment.constants
     tile = constants["TILE_M"], constants["TILE_N"], constants["TILE_K"]
-    return stats.shape_class(shape, tile, device.ctas_per_sm[experiment.name], sms or 1)
+    return stats.shape_class(shape, tile, device.pinned(experiment.name), sms or 1)
 
 
 def _floors(
@@ -743,7 +743,7 @@ def _days(manifests: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _manifests(folder: Path) -> dict[str, Mapping[str, Any]]:
-    return {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
+    return {path.stem: schemas.read_manifest(path) for path in sorted(folder.glob("*.json"))}
 
 
 def read_data(results: Path, experiment_name: str) -> dict[str, pd.DataFrame]:

@@ -240,11 +240,12 @@ def _run_ninja(folder: Path, unit: Unit, arch: str, toolchain: Toolchain) -> str
     )
     Path(f"{ptx}.raw").unlink(missing_ok=True)
     if run.returncode:
-        lines = [
-            line
-            for line in (run.stdout + run.stderr).splitlines()
-            if re.search(r"error|fatal|not found|undefined", line, re.I)
-        ]
+        said = run.stdout + run.stderr
+        if re.search(r"No space left|Killed|annot allocate memory|out of memory|ninja: fatal", said):
+            raise RungsError(
+                f"{unit.name} was not compiled for want of memory or disk ({' '.join(said.split())[-200:]}): free some and run again."
+            )
+        lines = [line for line in said.splitlines() if re.search(r"error|fatal|not found|undefined", line, re.I)]
         first = lines[0] if lines else f"ninja exited with {run.returncode}"
         return f"{unit.name} does not compile for {arch}: {' '.join(first.split())}."
     return ""

@@ -22,6 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except BrokenPipeError:
         return 1
+    except (OSError, UnicodeDecodeError) as error:
+        print(
+            f"rungs: {' '.join(str(error).split())}: check that the file is there, readable and text.", file=sys.stderr
+        )
+        return 1
     except KeyboardInterrupt:
         print("rungs: interrupted.", file=sys.stderr)
         return 130
@@ -164,6 +169,8 @@ def _build(a: argparse.Namespace) -> int:
     from rungs import build
 
     name = a.variant if a.variant == build.STAMP else build.find_variant(a.variant)[1].name
+    if a.output.name != f"{name}.json":
+        raise RungsError(f"{a.output} is not how the manifest of {name} is named: give <folder>/{name}.json.")
     manifest = build.build(name, a.arch, a.output, build.find_toolchain(a.toolchain))
     if manifest["status"] != "ok":
         print(f"rungs: {manifest['status']}: {manifest['reason']}", file=sys.stderr)
@@ -172,10 +179,9 @@ def _build(a: argparse.Namespace) -> int:
 
 
 def _inspect(a: argparse.Namespace) -> None:
-    from rungs import inspect
-    from rungs.files import read_json
+    from rungs import inspect, schemas
 
-    manifest = read_json(a.manifest)
+    manifest = schemas.read_manifest(a.manifest)
     inspect.run(manifest["variant"], manifest["arch"], a.manifest, a.output, a.toolchain)
 
 
@@ -203,13 +209,13 @@ def _clock(a: argparse.Namespace) -> None:
 
 
 def _sweep(a: argparse.Namespace) -> None:
-    from rungs import measure, protocol
+    from rungs import measure, protocol, schemas
     from rungs.files import read_json
     from rungs.variants import load_experiment
 
     experiment = load_experiment(a.experiment)
     settings = protocol.Settings(**{k: v for k, v in a.settings.items() if k != "time_limit_s"})
-    manifests = {read_json(path)["variant"]: path for path in a.manifests}
+    manifests = {schemas.read_manifest(path)["variant"]: path for path in a.manifests}
     measure.supervise(
         experiment,
         experiment.variant(a.variant),
@@ -303,10 +309,11 @@ def _verdict(a: argparse.Namespace) -> int:
     return verdict.run(a.inputs, a.output)
 
 
-def _step(a: argparse.Namespace) -> None:
+def _step(a: argparse.Namespace) -> int:
     from rungs import step
 
-    step.run(a.experiment, a.source, a.target, a.shape or [(4096, 4096, 4096)], a.device, a.toolchain)
+    shapes = list(dict.fromkeys(a.shape or [(4096, 4096, 4096)]))
+    return step.run(a.experiment, a.source, a.target, shapes, a.device, a.toolchain)
 
 
 def _trace(a: argparse.Namespace) -> int:

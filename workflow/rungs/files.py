@@ -63,7 +63,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RungsError(f"{path} does not exist: run the rule that makes it.") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise RungsError(f"{path} is not readable JSON ({error}): delete it and run again.") from None
     if not isinstance(value, dict):
         raise RungsError(f"{path} holds a {type(value).__name__} where an object is expected: delete it and run again.")

@@ -136,7 +136,7 @@ class Session:
             self.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, plans.threads(experiment), smem),
             f"Occupancy of {variant.name}",
         )
-        pinned = device.ctas_per_sm[experiment.name]
+        pinned = device.pinned(experiment.name)
         if found != pinned:
             raise RungsError(
                 f"{variant.name} gets {found} CTAs per SM on this GPU where {experiment.name} pins {pinned}: occupancy would be"

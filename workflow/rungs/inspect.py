@@ -284,7 +284,7 @@ def _resources(
     name, ptxas = manifest["variant"], manifest["ptxas"]
     smem = ptxas["smem_static_bytes"] + manifest["smem_dynamic_bytes"]
     ctas = ctas_per_sm(device, usage["registers"], smem, manifest["threads"])
-    pinned = device.ctas_per_sm[manifest["experiment"]]
+    pinned = device.pinned(manifest["experiment"])
     values = {
         "registers": usage["registers"],
         "stack_bytes": usage["stack_bytes"],

@@ -56,7 +56,7 @@ class Binary:
 
 def load_binary(experiment: Experiment, manifest_path: Path) -> Binary:
     """Raises RungsError for a binary that is not the one of its manifest, Refused for a variant that has none."""
-    manifest = read_json(manifest_path)
+    manifest = schemas.read_manifest(manifest_path)
     variant = experiment.variant(manifest["variant"])
     if manifest["status"] != "ok":
         raise Refused(manifest["reason"], manifest["status"])

@@ -123,7 +123,7 @@ def smem_bytes(experiment: Experiment, variant: Variant, device: Device) -> int:
 
     Raises Refused, with the numbers, where the pinned number does not fit.
     """
-    ctas = device.ctas_per_sm[experiment.name]
+    ctas = device.pinned(experiment.name)
     need = smem_need(experiment, variant)
     most = min(device.smem_per_sm_bytes // ctas - device.smem_reserved_bytes, device.smem_per_block_bytes)
     if need > most:

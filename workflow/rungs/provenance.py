@@ -12,7 +12,7 @@ from typing import Any
 
 from rungs import build, schemas, settings
 from rungs.errors import RungsError
-from rungs.files import ROOT, read_json, sha256_file, sha256_json, whole, write_text
+from rungs.files import ROOT, sha256_file, sha256_json, whole, write_text
 from rungs.variants import Experiment, experiment_names, load_experiment
 
 CLOCKS_READ = (("idle", "idle_mhz"), ("read back", "read_back_mhz"), ("under load", "load_mhz"))
@@ -27,10 +27,10 @@ KINDS = tuple(SCHEMA_OF)
 
 @functools.cache
 def _current(name: str, arch: str) -> tuple[str, str]:
-    """Source hash and hash of macros and flags that a variant would be built from now."""
+    """Source hash and hash of macros, flags and launch that a variant would have now."""
     unit = build.unit_of(name, arch)
     now = build.identity(unit, arch, {})
-    return now["source_hash"], sha256_json([now["macros"], now["flags"]])
+    return now["source_hash"], sha256_json([now["macros"], now["flags"], unit.smem_bytes, unit.threads])
 
 
 def stale(results: Path, experiment_names_: list[str] | None = None) -> dict[str, str]:
@@ -43,7 +43,7 @@ def stale(results: Path, experiment_names_: list[str] | None = None) -> dict[str
         kind, experiment = path.parts[-3], path.parts[-2]
         if kind not in KINDS or (experiment_names_ and experiment not in experiment_names_):
             continue
-        manifest = read_json(path)
+        manifest = schemas.read_manifest(path)
         reason = _why_stale(manifest, results)
         if reason:
             found.setdefault(manifest["variant"], reason)
@@ -66,9 +66,10 @@ def _why_stale(manifest: Mapping[str, Any], results: Path) -> str:
             return f"the source of {binary['variant']} has changed since"
         built = results / "build" / manifest["arch"] / binary["variant"] / f"{binary['variant']}.json"
         if built.exists():
-            made = read_json(built)
-            if sha256_json([made.get("macros"), made.get("flags")]) != options:
-                return f"macros or flags of {binary['variant']} have changed since"
+            made = schemas.read_manifest(built)
+            launch = [made.get(key) for key in ("macros", "flags", "smem_dynamic_bytes", "threads")]
+            if sha256_json(launch) != options:
+                return f"macros, flags or launch of {binary['variant']} have changed since"
     return ""
 
 
@@ -105,6 +106,8 @@ def record(results: Path, experiment_name: str) -> None:
     Raises RungsError, and copies nothing, where a CSV is not the one of its manifest, a result failed or is stale, or the
     set is a quick one.
     """
+    from rungs import aggregate
+
     experiment = load_experiment(experiment_name)
     if results.name.endswith("-quick"):
         raise RungsError(f"{results} is a quick look at few shapes: run the full preset before you record.")
@@ -138,8 +141,17 @@ def record(results: Path, experiment_name: str) -> None:
     files += [results / "csv" / "inspect" / arch / f"{variant}.csv" for variant in variants]
     files += [results / "build" / arch / variant / f"{variant}.json" for variant in (*variants, build.STAMP)]
     for path in files:
-        if not path.exists():
+        if not path.is_file():
             raise RungsError(f"{path} is missing: run `snakemake all` before you record.")
+    new = {path.relative_to(results) for path in csvs}
+    there = (path for kind in KINDS for path in sorted((target / "csv" / kind / experiment.name).glob("*.csv")))
+    lost = next((path for path in there if path.relative_to(target) not in new), None)
+    if lost:
+        raise RungsError(
+            f"{lost} would stay beside newer results, and one table would show two campaigns: measure it in {results} too, or"
+            f" remove {target} first."
+        )
+    aggregate.aggregate(results, experiment, arch, variants)  # what no table can be made from is not published
     for path in files:
         with whole(target / path.relative_to(results)) as temporary:
             shutil.copyfile(path, temporary)
@@ -151,7 +163,7 @@ def record(results: Path, experiment_name: str) -> None:
 
 def verified(csv_path: Path) -> dict[str, Any]:
     """The manifest beside a CSV, which must name this very file by its hash."""
-    manifest = read_json(csv_path.with_suffix(".json"))
+    manifest = schemas.read_manifest(csv_path.with_suffix(".json"))
     if sha256_file(csv_path) != manifest.get("csv_sha256"):
         raise RungsError(f"{csv_path} is not the file of its manifest (another hash): delete it and measure again.")
     return manifest
@@ -239,6 +251,8 @@ def chain(
         path = results / "csv" / kind / experiment.name / f"{target}.csv"
         if path.is_file():
             yield from _csv_links(results, kind, path, shape)
+        elif kind == "sweep":
+            yield Link(f"{path} is missing", False)
 
 
 def _rendered(results: Path, experiment: Experiment, table: Path) -> str:
@@ -306,7 +320,7 @@ def _data_links(
 
 
 def _csv_links(results: Path, kind: str, path: Path, shape: tuple[int, ...] | None) -> Iterator[Link]:
-    manifest = read_json(path.with_suffix(".json"))
+    manifest = schemas.read_manifest(path.with_suffix(".json"))
     frame = schemas.read_csv(kind, path)
     if shape:
         frame = frame[(frame["m"] == shape[0]) & (frame["n"] == shape[1]) & (frame["k"] == shape[2])]
@@ -318,6 +332,8 @@ def _csv_links(results: Path, kind: str, path: Path, shape: tuple[int, ...] | No
         now = module_hash_of_protocol()
         yield Link(f"  protocol {manifest['protocol']['hash']} is this checkout's", manifest["protocol"]["hash"] == now)
     arms = manifest.get("arms") or {manifest["variant"]: manifest.get("binary", {})}
+    if manifest["variant"] not in arms or "build_id" not in arms[manifest["variant"]]:
+        yield Link(f"  the manifest names no binary of {manifest['variant']}", False)
     for arm, binary in arms.items():
         if "build_id" in binary:
             for number, link in enumerate(_binary_links(results, manifest["arch"], arm, binary)):
@@ -341,7 +357,7 @@ def _binary_links(results: Path, arch: str, arm: str, binary: Mapping[str, Any])
     if not path.exists():
         yield Link(f"  arm {arm}: {path} is missing", False)
         return
-    made = read_json(path)
+    made = schemas.read_manifest(path)
     same = all(made.get(key) == binary[key] for key in ("build_id", "source_hash", "cubin_sha256"))
     yield Link(
         f"  arm {arm}: binary {binary['cubin_sha256'][:16]}…, build {binary['build_id']}, is that of {path}", same

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, validators
 
 from rungs.errors import RungsError
-from rungs.files import ROOT, whole
+from rungs.files import ROOT, read_json, whole
 
 SCHEMAS = ROOT / "workflow" / "schemas"
 _DTYPES = {"string": "str", "integer": "Int64", "number": "float64", "boolean": "boolean"}
@@ -24,9 +25,24 @@ def load_schema(name: str) -> Mapping[str, Any]:
     return yaml.safe_load((SCHEMAS / f"{name}.schema.yaml").read_text(encoding="utf-8"))
 
 
+def _whole(_checker: Any, value: Any) -> bool:
+    """JSON Schema takes 256.0 for an integer; a file name or a kernel's argument would not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _finite(_checker: Any, value: Any) -> bool:
+    return _whole(None, value) or (isinstance(value, float) and math.isfinite(value))
+
+
+_Validator = validators.extend(
+    Draft202012Validator,
+    type_checker=Draft202012Validator.TYPE_CHECKER.redefine("integer", _whole).redefine("number", _finite),
+)
+
+
 def validate(value: Any, name: str, where: str) -> None:
     """Raises RungsError with the first breach of schema `name` in `value`; `where` says what was read."""
-    errors = sorted(Draft202012Validator(load_schema(name)).iter_errors(value), key=lambda e: [str(p) for p in e.path])
+    errors = sorted(_Validator(load_schema(name)).iter_errors(value), key=lambda e: [str(p) for p in e.path])
     if errors:
         error = errors[0]
         place = ".".join(str(part) for part in error.absolute_path)
@@ -40,11 +56,33 @@ def validate(value: Any, name: str, where: str) -> None:
         )
 
 
+def read_manifest(path: str | Path) -> dict[str, Any]:
+    """The manifest of a build, a sweep (or floor job) or a profile, valid by the schema of its kind.
+
+    Raises RungsError with the key that is missing or odd.
+    """
+    value = read_json(path)
+    if value.get("kind") not in ("build", "sweep", "profile"):
+        raise RungsError(f"{path} is no manifest of a build, sweep or profile: delete it and run again.")
+    validate(value, f"manifest_{value['kind']}", f"{path} (delete it and run again, or restore a recorded one)")
+    return value
+
+
+class _OneOfEachKey(yaml.SafeLoader):
+    """Safe loading that refuses a mapping with the same key twice, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep=deep)
+
+
 def read_yaml(path: Path, schema: str) -> dict[str, Any]:
     """A YAML file (safe loading only) that is valid by its schema."""
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        value = yaml.load(path.read_text(encoding="utf-8"), Loader=_OneOfEachKey)
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise RungsError(f"{path} is not readable YAML: {' '.join(str(error).split())}.") from None
     validate(value, schema, str(path))
     return value

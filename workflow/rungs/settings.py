@@ -15,7 +15,7 @@ from typing import Any
 
 from rungs import clock, schemas
 from rungs.errors import RungsError
-from rungs.files import read_json
+from rungs.files import ROOT
 from rungs.variants import Experiment, Variant, experiment_names, load_experiment
 
 DEFAULT_ARCH = "sm_90a"
@@ -113,6 +113,11 @@ def resolve(config: Mapping[str, Any]) -> Run:
         raise RungsError(
             f"config, key measure: rounds_max {measure['rounds_max']} is below rounds_min {measure['rounds_min']}: raise it."
         )
+    for folder in (ROOT, Path.cwd()):
+        if odd := next((sign for sign in '"$`{}\n' if sign in str(folder)), None):
+            raise RungsError(
+                f"{folder} has a {odd!r} in its path, which shells and compilers take for code: move it elsewhere."
+            )
     gpu = clock.choose(wanted["device"])
     quick = wanted["preset"] == "quick"
     experiments = {name: load_experiment(name) for name in wanted["experiments"]}
@@ -145,6 +150,10 @@ def resolve(config: Mapping[str, Any]) -> Run:
     if arch == "auto":
         arch = gpu.arch if gpu else DEFAULT_ARCH
     recorded = tuple(name for name in wanted["recorded"] if (Path("results/recorded") / name).is_dir())
+    for name in recorded:  # before anything is planned: what is wrong with a set is one sentence
+        for experiment in recorded_experiments(f"recorded/{name}"):
+            load_experiment(experiment)
+        recorded_arch(f"recorded/{name}")
     notes = []
     if not gpu:
         what = "No GPU is used" if wanted["device"] == EMULATOR else "There is no GPU here"
@@ -195,9 +204,13 @@ def _as_numbers(value: Any) -> Any:
         return {key: _as_numbers(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_as_numbers(inner) for inner in value]
-    if isinstance(value, str) and re.fullmatch(r"-?\d+(\.\d+)?|true|false", value, re.IGNORECASE):
-        return json.loads(value.lower())
-    return value
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if re.fullmatch(r"[+-]?\d{1,18}", value):
+        return int(value)
+    return float(value) if re.fullmatch(r"[+-]?\d+\.\d+", value) else value
 
 
 def profiling_permission(ncu: str) -> str:
@@ -256,7 +269,8 @@ def recorded_inputs(results_set: str, experiment: str) -> list[str]:
 def recorded_arch(results_set: str) -> str:
     """The architecture that the set was measured on. Raises RungsError where its manifests do not say one."""
     found = {
-        read_json(path)["arch"] for path in sorted((Path("results") / results_set / "csv" / "sweep").glob("*/*.json"))
+        schemas.read_manifest(path)["arch"]
+        for path in sorted((Path("results") / results_set / "csv" / "sweep").glob("*/*.json"))
     }
     if len(found) != 1:
         raise RungsError(

@@ -6,7 +6,6 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from rungs import build, clock, measure, protocol, schemas, stats
 from rungs.errors import RungsError
@@ -16,8 +15,10 @@ from rungs.variants import load_experiment, make_step
 
 def run(
     experiment_name: str, source: str, target: str, shapes: list[tuple[int, int, int]], device: str, toolchain: str
-) -> None:
+) -> int:
     """Build both rungs, measure them paired with the control and the target against itself, and print a line per shape.
+
+    Returns 1 where a shape could not be measured, else 0.
 
     The floor is that of this one job: the target's binary against its twin. Raises RungsError for two rungs that are no
     step, without a GPU and for a rung that fails.
@@ -31,7 +32,9 @@ def run(
         raise RungsError(
             f"{gpu} has compute capability {gpu.capability}, which no file under config/devices/ describes."
         )
-    config = yaml.safe_load((ROOT / "config" / "config.yaml").read_text(encoding="utf-8"))
+    config = schemas.read_yaml(ROOT / "config" / "config.yaml", "config")
+    if config["measure"]["rounds_max"] < config["measure"]["rounds_min"]:
+        raise RungsError("config/config.yaml, key measure: rounds_max is below rounds_min: raise it.")
     settings = protocol.Settings(**{k: v for k, v in config["measure"].items() if k != "time_limit_s"})
     tools = build.find_toolchain(toolchain)
     with tempfile.TemporaryDirectory(prefix="rungs-step-") as folder:
@@ -49,8 +52,12 @@ def run(
         measure.supervise(experiment, step.target_variant, gpu.arch, manifests, *arguments, twin=True)
         frame = schemas.read_csv("sweep", output)
     print(f"{step.label}, factor {step.factor}, on {gpu.name}:")
+    failed = 0
     for (m, n, k), rows in frame.groupby(["m", "n", "k"], sort=False):
-        print(f"  {m}x{n}x{k}: {_sentence(rows, step.source_variant.name, step.target_variant.name)}")
+        sentence = _sentence(rows, step.source_variant.name, step.target_variant.name)
+        failed |= "% of the control" not in sentence
+        print(f"  {m}x{n}x{k}: {sentence}")
+    return int(failed)
 
 
 def _sentence(rows, source: str, target: str) -> str:  # type: ignore[no-untyped-def]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +87,14 @@ class Device:
     ctas_per_sm: Mapping[str, int]
     bf16_flop_per_sm_cycle: int
 
+    def pinned(self, experiment: str) -> int:
+        """CTAs per SM that every variant of the experiment has. Raises RungsError where the device's file names none."""
+        if experiment not in self.ctas_per_sm:
+            raise RungsError(
+                f"config/devices/{self.arch}.yaml pins no CTAs per SM for {experiment}: add it under ctas_per_sm."
+            )
+        return self.ctas_per_sm[experiment]
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -145,7 +154,7 @@ class Experiment:
     def macros(self, variant: Variant, device: Device) -> dict[str, int]:
         """Every -D macro of the variant's binary on that architecture."""
         levels = {self.factors[name].macro: value for name, value in variant.levels}
-        return {**self.constants, "CTAS_PER_SM": device.ctas_per_sm[self.name], **levels}
+        return {**self.constants, "CTAS_PER_SM": device.pinned(self.name), **levels}
 
     def check_chip(self, variant: Variant, arch: str) -> None:
         """Raises Refused (`not on this chip`) where a level needs another architecture."""
@@ -210,11 +219,18 @@ def load_experiment(name: str, folder: Path = CONFIG / "experiments") -> Experim
     if not path.is_file():
         known = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
         raise RungsError(f"There is no experiment {name!r}: choose one of {known}.")
-    return parse_experiment(schemas.read_yaml(path, "experiment"))
+    raw = schemas.read_yaml(path, "experiment")
+    if raw["name"] != name:
+        raise RungsError(f"{path} names its experiment {raw['name']}: the name must be the file's, {name}.")
+    return parse_experiment(raw)
 
 
 def parse_experiment(raw: Mapping) -> Experiment:
-    """An Experiment from the content of its file, which is already valid by its schema."""
+    """An Experiment from the content of its file, which is already valid by its schema.
+
+    Raises RungsError where names in it do not fit together.
+    """
+    _check_names(raw)
     factors = {
         name: Factor(
             name,
@@ -251,6 +267,45 @@ def parse_experiment(raw: Mapping) -> Experiment:
     ladders = {name: _ladder(bare, name, ladder) for name, ladder in raw["ladders"].items()}
     complete = Experiment(**{**vars(bare), "ladders": ladders})
     return Experiment(**{**vars(complete), "floor_variant": complete.variant(raw["floor_rung"])})
+
+
+def _check_names(raw: Mapping) -> None:
+    """Factors, macros, the pattern and the rungs name each other rightly, and nothing has two meanings."""
+    where, factors = f"Experiment {raw['name']}", raw["factors"]
+    try:
+        named = [field for _, field, _, _ in string.Formatter().parse(raw["variant_name"]) if field is not None]
+    except ValueError as error:
+        raise RungsError(f"{where}: variant_name {raw['variant_name']!r} is no pattern ({error}).") from None
+    if sorted(named) != sorted(factors):
+        raise RungsError(f"{where}: variant_name must hold each factor once, {', '.join(f'{{{f}}}' for f in factors)}.")
+    for macro in ("TILE_M", "TILE_N", "TILE_K", "WARP_ROWS", "WARP_COLUMNS"):
+        if macro not in raw["constants"]:
+            raise RungsError(f"{where}: constants lack {macro}, which the plan of a launch needs.")
+    macros = [factor["macro"] for factor in factors.values()] + list(raw["constants"]) + ["CTAS_PER_SM"]
+    if twice := next((macro for macro in macros if macros.count(macro) > 1), None):
+        raise RungsError(f"{where}: macro {twice} is given twice, so one would hide the other: rename it.")
+    for name, factor in factors.items():
+        for value, level in factor["levels"].items():
+            if odd := next((other for other in level.get("requires", {}) if other not in factors), None):
+                raise RungsError(f"{where}: level {value} of {name} requires {odd!r}, which is no factor of it.")
+    owner: dict[str, str] = {}
+    for ladder, declared in raw["ladders"].items():
+        for rung in declared["rungs"]:
+            if rung in owner:
+                raise RungsError(
+                    f"{where}: rung {rung} stands on ladders {owner[rung]} and {ladder}: a name has one meaning."
+                )
+            owner[rung] = ladder
+        for a, b in itertools.pairwise(declared["path"]):
+            if f"{a}>{b}" not in declared["steps"]:
+                raise RungsError(
+                    f"{where}: the path of ladder {ladder} goes from {a} to {b}, which is none of its steps."
+                )
+        if odd := next((rung for rung in declared["path"] if rung not in declared["rungs"]), None):
+            raise RungsError(f"{where}: the path of ladder {ladder} names {odd!r}, which is none of its rungs.")
+    for ladder in raw["quick"]["ladders"]:
+        if ladder not in raw["ladders"]:
+            raise RungsError(f"{where}: quick names ladder {ladder!r}, which it does not have.")
 
 
 def _ladder(experiment: Experiment, name: str, raw: Mapping) -> Ladder:

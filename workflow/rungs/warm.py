@@ -9,6 +9,8 @@ Where no server can be had, the verb runs in an ordinary child process.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import hashlib
 import importlib
 import json
@@ -29,6 +31,10 @@ PRELOADED = ("torch", "cuda.bindings.driver", "rungs.cli", "rungs.measure", "pyn
 """None of these starts CUDA, which would not survive the fork."""
 
 
+PR_SET_PDEATHSIG = 1
+"""Of Linux's <sys/prctl.h>: a client that is killed must not leave a child on the GPU."""
+
+
 class Child:
     """A verb that is running elsewhere: `poll` gives its exit status (negative for a signal) or None, `kill` ends it."""
 
@@ -41,7 +47,8 @@ class Child:
 
 class _Process(Child):
     def __init__(self, argv: list[str]) -> None:
-        self._process = subprocess.Popen([sys.executable, "-m", "rungs", *argv])
+        die_with_parent = functools.partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGKILL)
+        self._process = subprocess.Popen([sys.executable, "-m", "rungs", *argv], preexec_fn=die_with_parent)
 
     def poll(self, seconds: float) -> int | None:
         try:

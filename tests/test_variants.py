@@ -1,0 +1,163 @@
+"""Experiments, devices and config say one thing each, or are refused with the name, the rule and the fix."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import yaml
+
+from rungs import schemas, settings, variants
+from rungs.errors import RungsError
+
+RAW = yaml.safe_load((variants.CONFIG / "experiments" / "gemm.yaml").read_text(encoding="utf-8"))
+EXPERIMENT = variants.load_experiment("gemm")
+CONFIG = yaml.safe_load((variants.CONFIG / "config.yaml").read_text(encoding="utf-8"))
+
+
+def changed(*path_and_value) -> dict:
+    *path, value = path_and_value
+    raw = copy.deepcopy(RAW)
+    place = raw
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return raw
+
+
+def test_ladder_b_has_the_rungs_and_steps_of_the_plan():
+    ladder = EXPERIMENT.ladders["B"]
+    assert {rung: v.name for rung, v in ladder.rungs.items()} == {
+        "B0": "abl_L0_R1_bl1_s1_sw1",
+        "B1": "abl_L1_R1_bl1_s1_sw1",
+        "B2": "abl_L0_R1_bl1_s2_sw1",
+        "B3": "abl_L1_R1_bl1_s2_sw1",
+        "B4": "abl_L1_R1_bl1_s3_sw1",
+        "B5": "abl_L2_R1_bl1_s2_sw1",
+        "B6": "abl_L2_R1_bl1_s3_sw1",
+        "B7": "abl_L2_R1_bl1_s1_sw1",
+    }
+    factors = {step.label: step.factor for step in ladder.steps}
+    assert factors == {
+        **dict.fromkeys(("B0>B1", "B2>B3", "B3>B5", "B1>B7", "B4>B6"), "load"),
+        **dict.fromkeys(("B0>B2", "B1>B3", "B3>B4", "B7>B5", "B5>B6"), "stages"),
+    }
+
+
+def test_a_name_and_its_levels_are_the_same_thing():
+    for variant in EXPERIMENT.estimable():
+        assert EXPERIMENT.variant(variant.name) == variant
+    assert len(EXPERIMENT.estimable()) == 100
+    assert EXPERIMENT.variant("B3") == EXPERIMENT.variant("S3")
+
+
+def test_a_contract_is_the_order_in_which_k_is_summed():
+    contracts = {EXPERIMENT.contract(v) for v in EXPERIMENT.estimable() if v.level("read") != 2}
+    assert contracts == {"natural"}
+    assert EXPERIMENT.contract(EXPERIMENT.variant("abl_L1_R2_bl1_s2_sw1")) == "k-permuted"
+
+
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        (changed("ladders", "B", "rungs", "B1", {"load": 1, "stages": 2}), "Step B0>B1 of ladder B is not one step: its rungs differ in load and stages;"),
+        (changed("ladders", "B", "steps", ["B0>B9"]), "the path of ladder B goes from B2 to B3, which is none of its steps"),
+        (changed("ladders", "S", "path", ["S0", "S3"]), "the path of ladder S goes from S0 to S3, which is none of its steps"),
+        (changed("ladders", "S", "path", ["S9"]), "the path of ladder S names 'S9', which is none of its rungs"),
+        (changed("ladders", "S", "rungs", "B0", {"b_layout": 0, "swizzle": 0}), "rung B0 stands on ladders B and S"),
+        (changed("ladders", "B", "rungs", "B0", {"load": 0, "stages": 3}), "requires load in 1, 2, not 0: change one of the two"),
+        (changed("factors", "read", "macro", "VARIANT_LOAD"), "macro VARIANT_LOAD is given twice"),
+        (changed("factors", "read", "levels", 2, {"title": "x", "requires": {"nope": [1]}}), "requires 'nope', which is no factor"),
+        (changed("variant_name", "abl_{load"), "is no pattern"),
+        (changed("variant_name", "abl_L{load}"), "must hold each factor once"),
+        (changed("constants", {"TILE_M": 128}), "constants lack TILE_N"),
+        (changed("quick", "ladders", ["Q"]), "quick names ladder 'Q', which it does not have"),
+        (changed("floor_rung", "B9"), "'B9' is no variant of gemm"),
+    ],
+)  # fmt: skip
+def test_an_experiment_that_contradicts_itself_is_refused(raw, sentence):
+    with pytest.raises(RungsError) as error:
+        variants.parse_experiment(raw)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: 1\na: 2\n", "key 'a' is given twice"),
+        ("a: !!python/object/apply:os.system [true]\n", "not readable YAML"),
+        ("a: [1\n", "not readable YAML"),
+        ("\x00", "not readable YAML"),
+    ],
+)
+def test_yaml_is_safe_and_has_each_key_once(tmp_path, text, words):
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    with pytest.raises(RungsError, match=words):
+        schemas.read_yaml(path, "config")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"axes": {"mn": [512], "k": [256.0]}}, "256.0 is not of type 'integer'"),
+        ({"axes": {"mn": [512], "k": [10**19]}}, "greater than the maximum of 1048576"),
+        ({"axes": {"mn": [512], "k": [256, 256]}}, "non-unique"),
+        ({"measure": {**CONFIG["measure"], "target_percent": math.nan}}, "nan is not of type 'number'"),
+        ({"measure": {**CONFIG["measure"], "sample_us": math.inf}}, "inf is not of type 'number'"),
+        ({"measure": {**CONFIG["measure"], "seed": True}}, "True is not of type 'integer'"),
+        ({"measure": {**CONFIG["measure"], "round_min": 3}}, "there is no key 'round_min'; choose of target_percent, rounds_min"),
+        ({"measure": {**CONFIG["measure"], "rounds_min": 500}}, "rounds_max 400 is below rounds_min 500: raise it"),
+        ({"ladders": ["Q"]}, "there is no ladder 'Q'; choose of B, S, or all"),
+        ({"experiments": ["nope"]}, "there is no experiment 'nope'; choose of gemm"),
+        ({"device": "a b"}, "'a b' does not match"),
+        ({"recorded": ["../x"]}, "'../x' does not match"),
+    ],
+)  # fmt: skip
+def test_a_config_that_means_nothing_is_one_sentence(monkeypatch, change, sentence):
+    monkeypatch.setattr(settings.clock, "gpus", list)
+    with pytest.raises(RungsError) as error:
+        settings.resolve({**CONFIG, **change})
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("007", 7), ("0256", 256), ("0.5", 0.5), ("-3", -3), ("true", True), ("False", False), ("hot", "hot"), ("", ""), ("1e3", "1e3")],
+)  # fmt: skip
+def test_what_the_command_line_gives_as_text(given, meant):
+    assert settings._as_numbers({"a": [given]}) == {"a": [meant]}
+
+
+def test_a_checkout_whose_path_is_code_to_a_shell_is_refused(monkeypatch, tmp_path):
+    odd = tmp_path / 'a"b'
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    with pytest.raises(RungsError, match="in its path, which shells and compilers take for code: move it elsewhere"):
+        settings.resolve(CONFIG)
+
+
+def test_a_device_without_a_pin_is_one_sentence():
+    device = variants.load_device("sm_90a")
+    with pytest.raises(RungsError, match=r"sm_90a\.yaml pins no CTAs per SM for other: add it under ctas_per_sm"):
+        device.pinned("other")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        ({}, "is no manifest of a build, sweep or profile"),
+        ({"kind": "sweep"}, "is a required property"),
+        ({"kind": "build", "variant": "v", "arch": "sm_90a", "status": "ok", "reason": ""}, "is a required property"),
+        ({"kind": "profile", "run_id": 7}, "required property"),
+    ],
+)
+def test_a_manifest_that_lacks_what_is_read_from_it_is_one_sentence(tmp_path, manifest, words):
+    import json
+
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(RungsError, match=words):
+        schemas.read_manifest(path)
