@@ -96,6 +96,39 @@ def test_edited_number_in_the_readme_is_found_and_mended(recorded):
     assert (recorded.repo / "README.md").read_text() == text
 
 
+def test_trace_finds_a_number_that_was_edited_and_names_shapes_and_steps_that_are_not_there(recorded):
+    page = recorded.repo / SET / "md" / "gemm.md"
+    row = next(line for line in page.read_text().splitlines() if line.startswith("| S1 |"))
+    recorded.edit(f"{SET}/md/gemm.md", row, row.replace(" (", "1 (", 1))
+    result = recorded.rungs("trace", f"{SET}/md/gemm.md:S1")
+    assert result.code == 1
+    assert f"FAIL {SET}/md/gemm.md is not what its data give" in result.text
+    for cell, words in (
+        ("S1:1x2x3", f"has no {S1} at 1x2x3: it has 512x512x256, 512x512x512."),
+        ("S0>S3", "has no S0>S3: it has S0>S1, S2>S3."),
+    ):
+        refused = recorded.rungs("trace", f"{SET}/md/gemm.md:{cell}")
+        assert refused.code == 1 and words in refused.text
+
+
+def test_record_keeps_no_result_of_an_older_campaign_beside_a_newer(recorded):
+    for name in (f"{S1}.csv", f"{S1}.json"):
+        (recorded.live / "csv" / "sweep" / "gemm" / name).unlink()
+    before = {path: path.read_bytes() for path in (recorded.repo / SET).rglob("*") if path.is_file()}
+    result = recorded.rungs("record", "results/h200")
+    assert result.code == 1
+    assert f"{SET}/csv/sweep/gemm/{S1}.csv would stay beside newer results" in result.text
+    assert {path: path.read_bytes() for path in (recorded.repo / SET).rglob("*") if path.is_file()} == before
+
+
+def test_record_refuses_what_no_table_can_be_made_from(recorded):
+    manifest = recorded.live / "csv" / "sweep" / "gemm" / f"{S1}.json"
+    manifest.write_text(manifest.read_text().replace('"fill": "normal"', '"fill": "zeros"'))
+    result = recorded.rungs("record", "results/h200")
+    assert result.code == 1
+    assert "fill" in result.text and "Traceback" not in result.text
+
+
 def test_record_refuses_a_failed_result(recorded):
     recorded.csv("sweep", S1).unlink()
     recorded.fault(**{S1: {"kind": "wrong"}})
@@ -246,9 +279,11 @@ def test_trace_prints_a_chain_that_holds(published):
         f"{SET}/README.md:S3:512x512x256",
         "results/h200/md/gemm.md:S2",
     ):
-        result = checkout.rungs("trace", cell)
+        result = checkout.rungs("trace", cell, "--verbose")
         assert result.code == 0, result.text
         assert result.text.endswith("Every link holds.\n")
+        short = checkout.rungs("trace", cell)
+        assert "Every link holds. " in short.text and len(short.text) < len(result.text)
         for word in (
             "SHA-256",
             "binary",

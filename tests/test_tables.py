@@ -76,7 +76,11 @@ def test_the_ladder_concludes_with_the_fastest_and_the_slowest_rung(source):
     first, second = sentences(tables.ladder_tables(source, LADDER))
     assert first.startswith("At M=N=4096, K=4096 the fastest rung is B6, TMA, 3 stages, with 55.")
     assert "the slowest is B1, cp.async 16 B, 1 stage, with 31." in first
-    assert "the path B2 > B3 > B5 > B6 gains +" in first
+    steps = {row["step"]: row["gain_percent"] for row in source.rows("steps") if (row["m"], row["k"]) == (4096, 4096)}
+    together = 100 * ((1 + steps["B2>B3"] / 100) * (1 + steps["B3>B5"] / 100) * (1 + steps["B5>B6"] / 100) - 1)
+    assert f"the steps of the path B2 > B3 > B5 > B6 gain {together:+.1f} % together" in first
+    other_way = 100 * ((1 + steps["B2>B3"] / 100) * (1 + steps["B3>B4"] / 100) * (1 + steps["B4>B6"] / 100) - 1)
+    assert together == pytest.approx(other_way, abs=1.0), "the same two rungs over another path"
     assert second.startswith("At M=N=512, K=4096")
 
 
@@ -322,7 +326,7 @@ def test_provenance_names_gpu_clock_rounds_floor_fill_date_runs_and_builds(sourc
     manifests = [json.loads(path.read_text()) for path in sorted((results / "csv" / "sweep" / "gemm").glob("*.json"))]
     for part in (
         "NVIDIA H200, driver 580.65.06",
-        "clock observed, not locked, 1",
+        "clock observed, not locked, medians 1",
         " MHz",
         "; 30 rounds",
         "fill normal, L2 hot",
@@ -387,11 +391,24 @@ def test_tables_are_written_whole_and_the_same_twice(results):
 
 def test_blocks_hold_the_tables_of_each_ladder(results, source):
     blocks = tables.readme_blocks(results, "gemm")
-    assert set(blocks) == {f"gemm:{kind}:B" for kind in ("ladder", "steps", "evidence", "ncu", "figures")} | {
+    assert set(blocks) == {f"gemm:{kind}:B" for kind in ("answer", "ladder", "steps", "evidence", "ncu", "figures")} | {
         "gemm:floor"
     }
     assert blocks["gemm:steps:B"] == tables.step_tables(source, LADDER)
     assert blocks["gemm:figures:B"].count(".svg") == 2
+    assert re.fullmatch(
+        r"\*\*At 4096x4096x4096 on an NVIDIA H200: cp\.async 16 B instead of ld\.global\.v4 \+ st\.shared\.v4 [+-][\d.]+ %"
+        r" ±[\d.]+ \(\w+\), TMA instead of cp\.async 16 B .*, 3 stages instead of 2 stages .*; together [+-][\d.]+ %, to"
+        r" [\d.]+ % of torch\.matmul\.\*\*",
+        blocks["gemm:answer:B"],
+    )
+
+
+def test_an_answer_needs_every_step_of_the_path(tmp_path):
+    make(tmp_path, World(shapes=SHAPES, variants=["B2", "B3", "B5"]))
+    source = tables.read_source(tmp_path, "gemm")
+    assert tables.path_steps(source, LADDER, SHAPES[0]) == []
+    assert "has no shape at which every step of its path was measured" in tables.answer(source, LADDER)
 
 
 README = """# Title

@@ -62,7 +62,8 @@ def test_a_contract_is_the_order_in_which_k_is_summed():
     ("raw", "sentence"),
     [
         (changed("ladders", "B", "rungs", "B1", {"load": 1, "stages": 2}), "Step B0>B1 of ladder B is not one step: its rungs differ in load and stages;"),
-        (changed("ladders", "B", "steps", ["B0>B9"]), "the path of ladder B goes from B2 to B3, which is none of its steps"),
+        (changed("ladders", "B", "steps", ["B0>B9"]), "Step B0>B9 of ladder B names 'B9': its rungs are B0"),
+        (changed("ladders", "B", "steps", ["B0>B1"]), "the path of ladder B goes from B2 to B3, which is none of its steps"),
         (changed("ladders", "S", "path", ["S0", "S3"]), "the path of ladder S goes from S0 to S3, which is none of its steps"),
         (changed("ladders", "S", "path", ["S9"]), "the path of ladder S names 'S9', which is none of its rungs"),
         (changed("ladders", "S", "rungs", "B0", {"b_layout": 0, "swizzle": 0}), "rung B0 stands on ladders B and S"),

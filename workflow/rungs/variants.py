@@ -296,13 +296,6 @@ def _check_names(raw: Mapping) -> None:
                     f"{where}: rung {rung} stands on ladders {owner[rung]} and {ladder}: a name has one meaning."
                 )
             owner[rung] = ladder
-        for a, b in itertools.pairwise(declared["path"]):
-            if f"{a}>{b}" not in declared["steps"]:
-                raise RungsError(
-                    f"{where}: the path of ladder {ladder} goes from {a} to {b}, which is none of its steps."
-                )
-        if odd := next((rung for rung in declared["path"] if rung not in declared["rungs"]), None):
-            raise RungsError(f"{where}: the path of ladder {ladder} names {odd!r}, which is none of its rungs.")
     for ladder in raw["quick"]["ladders"]:
         if ladder not in raw["ladders"]:
             raise RungsError(f"{where}: quick names ladder {ladder!r}, which it does not have.")
@@ -310,9 +303,14 @@ def _check_names(raw: Mapping) -> None:
 
 def _ladder(experiment: Experiment, name: str, raw: Mapping) -> Ladder:
     rungs = {rung: experiment.assign({**raw["base"], **levels}) for rung, levels in raw["rungs"].items()}
-    return Ladder(
-        name, raw["title"], rungs, tuple(_step(name, rungs, label) for label in raw["steps"]), tuple(raw["path"])
-    )
+    steps = tuple(_step(name, rungs, label) for label in raw["steps"])
+    where, path = f"Experiment {experiment.name}: the path of ladder {name}", tuple(raw["path"])
+    if odd := next((rung for rung in path if rung not in rungs), None):
+        raise RungsError(f"{where} names {odd!r}, which is none of its rungs.")
+    for a, b in itertools.pairwise(path):
+        if f"{a}>{b}" not in raw["steps"]:
+            raise RungsError(f"{where} goes from {a} to {b}, which is none of its steps.")
+    return Ladder(name, raw["title"], rungs, steps, path)
 
 
 def _step(ladder: str, rungs: Mapping[str, Variant], label: str) -> Step:
