@@ -6,6 +6,7 @@ works without flags. `Checkout.copy` keeps dates and Snakemake's records: the co
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -149,6 +150,8 @@ class Checkout:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # A shell that runs the tests in the background has SIGINT ignored, and a child would inherit that.
+            preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
 
     def snakemake(self, *arguments: str, **more: str) -> Result:

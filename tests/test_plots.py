@@ -10,6 +10,7 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from rungs import aggregate, plots, variants
+from rungs.errors import RungsError
 from synthetic import ARCH, World, write_set
 
 EXPERIMENT = variants.load_experiment("gemm")
@@ -245,3 +246,8 @@ def test_a_ladder_that_is_only_partly_there_is_drawn(results):
     few = {**data, "shapes": data["shapes"][data["shapes"]["variant"].isin([name_of("B2"), name_of("B3")])]}
     figure = plots.plot_ladder(EXPERIMENT, longer, few, facts, {})
     assert "not run" in [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_a_ladder_that_is_not_there_is_one_sentence(results):
+    with pytest.raises(RungsError, match="gemm has no ladder 'Z': choose one of B, S"):
+        plots.draw("heatmap", results, "gemm", "Z", {})

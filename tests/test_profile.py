@@ -182,7 +182,24 @@ def manifest(tmp_path):
     path = tmp_path / "build" / f"{VARIANT.name}.json"
     path.parent.mkdir()
     path.with_suffix(".cubin").write_bytes(b"cubin")
-    built = {"variant": VARIANT.name, "status": "ok", "reason": "", "build_id": "b1", "source_hash": "s1"}
+    built = {
+        "kind": "build",
+        "variant": VARIANT.name,
+        "experiment": "gemm",
+        "arch": "sm_90a",
+        "status": "ok",
+        "reason": "",
+    }
+    built |= {
+        "build_id": "b1",
+        "source_hash": "s1",
+        "sources": {},
+        "macros": {},
+        "flags": [],
+        "compiler": {},
+        "ptxas": {},
+    }
+    built |= {"smem_dynamic_bytes": 77824, "threads": 256, "ptx_sha256": "p1"}
     path.write_text(json.dumps(built | {"cubin_sha256": sha256_bytes(b"cubin")}))
     return path
 
@@ -429,3 +446,16 @@ def test_guard_is_free_again(gpu, manifest):
     run(gpu, manifest)
     with contextlib.ExitStack() as stack:
         stack.enter_context(clock.exclusive(gpu.uuid))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"want,metric,gh100\n", b"\xff\xfe", b"want,metric,gh100\na,x,1\nb,x,1\n", b"want\nonly\n"]
+)
+def test_a_damaged_list_of_metrics_is_one_sentence(monkeypatch, tmp_path, content):
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(content)
+    monkeypatch.setattr(profile, "METRICS", path)
+    profile.metrics_for.cache_clear()
+    with pytest.raises(RungsError, match="restore it from version control"):
+        profile.metrics_for("gh100")
+    profile.metrics_for.cache_clear()

@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from rungs.aggregate import Facts, facts_of, mhz_range, read_data, rounds_range
+from rungs.errors import RungsError
 from rungs.files import whole
 from rungs.variants import Experiment, Ladder, Step, load_experiment
 
@@ -51,6 +52,10 @@ STYLE: dict[str, Any] = {
 def draw(kind: str, results: Path, experiment_name: str, ladder_name: str, stale: Mapping[str, str]) -> None:
     """Draw `figures/<experiment>/<kind>_<ladder>.svg` and `.png`; `kind` is heatmap or ladder."""
     experiment, data = load_experiment(experiment_name), read_data(results, experiment_name)
+    if ladder_name not in experiment.ladders:
+        raise RungsError(
+            f"{experiment_name} has no ladder {ladder_name!r}: choose one of {', '.join(experiment.ladders)}."
+        )
     plot = {"heatmap": plot_heatmap, "ladder": plot_ladder}[kind]
     figure = plot(experiment, experiment.ladders[ladder_name], data, facts_of(results, experiment_name), stale)
     save(figure, results / "figures" / experiment_name / f"{kind}_{ladder_name}")

@@ -77,8 +77,14 @@ class Metric:
 @functools.cache
 def metrics_for(chip: str) -> tuple[Metric, ...]:
     """Every wanted metric in the table's order, also those that the chip lacks. Raises RungsError for an unknown chip."""
-    with METRICS.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    try:
+        with METRICS.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise RungsError(f"{METRICS} cannot be read ({error}): restore it from version control.") from None
+    names = [row.get("metric") for row in rows]
+    if not rows or None in names or len(set(names)) < len(names):
+        raise RungsError(f"{METRICS} is empty, cut or names a metric twice: restore it from version control.")
     chips = [name for name in rows[0] if name not in ("want", "metric")]
     if chip not in chips:
         raise RungsError(f"{METRICS.name} has no chip {chip!r}: it knows {', '.join(chips)}.")

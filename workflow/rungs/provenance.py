@@ -218,7 +218,12 @@ def _sets_behind(table: Path, name: str) -> list[tuple[Path, Experiment]]:
     if not table.is_file():
         raise RungsError(f"{table} does not exist: give the path of a generated table, or README.md.")
     if table.parent.name == "md":
-        return [(table.parent.parent, load_experiment(table.stem))]
+        results = table.parent.parent
+        if not results.resolve().is_relative_to(Path("results").resolve()):
+            raise RungsError(
+                f"{table} is not under results/ of this folder: run `trace` from the checkout that made it."
+            )
+        return [(results, load_experiment(table.stem))]
     inside = table.resolve().parent
     candidates = [inside] if (inside / "csv").is_dir() else recorded_sets()
     found = []
