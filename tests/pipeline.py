@@ -139,16 +139,17 @@ class Checkout:
         }
         return kept | own | self.environment | more
 
+    def options(self, more: Mapping[str, str]) -> dict[str, Any]:
+        """In the checkout, in the stand-ins' environment, all output as one text."""
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return {"cwd": self.repo, "env": self.env(**more), **streams}
+
     def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
         """Snakemake in a process group of its own, as a shell starts it."""
         argv = [sys.executable, "-m", "snakemake", *arguments]
         return subprocess.Popen(
             argv,
-            cwd=self.repo,
-            env=self.env(**more),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            **self.options(more),
             start_new_session=True,
             # A shell that runs the tests in the background has SIGINT ignored, and a child would inherit that.
             preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
@@ -171,15 +172,7 @@ class Checkout:
 
     def rungs(self, *arguments: str, **more: str) -> Result:
         argv = [sys.executable, "-m", "rungs", *arguments]
-        done = subprocess.run(
-            argv,
-            cwd=self.repo,
-            env=self.env(**more),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LIMIT_S,
-        )
+        done = subprocess.run(argv, **self.options(more), timeout=LIMIT_S)
         return Result(done.returncode, done.stdout)
 
     def git(self, *arguments: str) -> str:

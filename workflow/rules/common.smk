@@ -1,4 +1,5 @@
 # Config, the machine, and the functions that the rules and targets ask for paths and params. No rule stands here.
+import functools
 import json
 import os
 import re
@@ -55,7 +56,7 @@ def manifest_of(variant):
 
 def binary_of(variant):
     """Manifest and cubin, as inputs of a measuring rule."""
-    return [manifest_of(variant), manifest_of(variant).removesuffix(".json") + ".cubin"]
+    return [manifest_of(variant), *cubins([manifest_of(variant)])]
 
 
 def variant_of(wildcards):
@@ -215,10 +216,15 @@ def stale_in(wildcards):
     """
     if wildcards.results_set == run.results:
         return ""
+    return stale_as_json(wildcards.results_set, *shown_by(wildcards))
+
+
+@functools.cache
+def stale_as_json(results_set, *experiments):
+    """Read once for all tables and figures of a set: it takes every manifest."""
     from rungs import provenance
 
-    stale = provenance.stale(Path("results") / wildcards.results_set, shown_by(wildcards))
-    return json.dumps(stale, sort_keys=True)
+    return json.dumps(provenance.stale(Path("results") / results_set, list(experiments)), sort_keys=True)
 
 
 def closing_line():

@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from rungs import schemas, stats
 from rungs.errors import RungsError
 from rungs.files import sha256_file
+from rungs.measure import HEADROOM
 from rungs.profile import metrics_for
 from rungs.variants import Device, Experiment, Step, Variant, load_device, load_experiment
 
 Shape = tuple[int, int, int]
 FRAMES = ("shapes", "steps", "changes", "floor", "counters", "coverage")
-HEADROOM = 1.02
-"""The stamps bracket the sample, so that its clock is known to a little less than this."""
 USED = ("ok", "flagged")
 """Statuses of a row that was timed; any other is a failure."""
 

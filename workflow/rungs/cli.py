@@ -294,13 +294,11 @@ def _plot(a: argparse.Namespace) -> None:
 
 def _tables(a: argparse.Namespace) -> None:
     from rungs import provenance, tables
-    from rungs.files import write_text
 
     if a.experiment:
-        stale = provenance.stale(a.results, [a.experiment])
-        write_text(a.results / "md" / f"{a.experiment}.md", tables.render_experiment(a.results, a.experiment, stale))
+        tables.write_experiment(a.results, a.experiment, provenance.stale(a.results, [a.experiment]))
     if a.index:
-        write_text(a.results / "README.md", tables.render_set(a.results, a.index, provenance.stale(a.results)))
+        tables.write_index(a.results, a.index, provenance.stale(a.results))
 
 
 def _verdict(a: argparse.Namespace) -> int:

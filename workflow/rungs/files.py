@@ -86,12 +86,6 @@ def sha256_json(value: Any) -> str:
     return sha256_bytes(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
 
 
-def relative(path: str | os.PathLike[str]) -> str:
-    """`path` as seen from the checkout where it lies in it, unchanged elsewhere; always with forward slashes."""
-    resolved = Path(path).resolve()
-    return resolved.relative_to(ROOT).as_posix() if resolved.is_relative_to(ROOT) else Path(path).as_posix()
-
-
 def module_hash(*names: str) -> str:
     """Hash of the source of modules of this package, for a rule's params: it changes when the code that makes a file does."""
     package = Path(__file__).parent

@@ -41,7 +41,6 @@ class Arm:
     variant: Variant
     device: Device
     function: Any
-    ctas_per_sm: int
     launches: list[Any] = field(default_factory=list)
 
 
@@ -142,7 +141,7 @@ class Session:
                 f"{variant.name} gets {found} CTAs per SM on this GPU where {experiment.name} pins {pinned}: occupancy would be"
                 f" a second factor, so correct ctas_per_sm in config/devices/{device.arch}.yaml."
             )
-        self.arms[arm] = Arm(experiment, variant, device, function, found)
+        self.arms[arm] = Arm(experiment, variant, device, function)
 
     # ---- problem -----------------------------------------------------------------------------------------------------
 

@@ -62,13 +62,10 @@ def draw(kind: str, results: Path, experiment_name: str, ladder_name: str, stale
 
 
 def run(results: Path, experiment_name: str, stale: Mapping[str, str] | None = None) -> None:
-    """Draw `figures/<experiment>/{heatmap,ladder}_<ladder>.{svg,png}` for every ladder that the set measured."""
-    experiment, data = load_experiment(experiment_name), read_data(results, experiment_name)
-    facts = facts_of(results, experiment_name)
-    folder = results / "figures" / experiment_name
-    for ladder in measured_ladders(experiment, data["shapes"]):
-        save(plot_heatmap(experiment, ladder, data, facts, stale or {}), folder / f"heatmap_{ladder.name}")
-        save(plot_ladder(experiment, ladder, data, facts, stale or {}), folder / f"ladder_{ladder.name}")
+    """Draw both figures of every ladder that the set measured."""
+    for ladder in measured_ladders(load_experiment(experiment_name), read_data(results, experiment_name)["shapes"]):
+        for kind in ("heatmap", "ladder"):
+            draw(kind, results, experiment_name, ladder.name, stale or {})
 
 
 def measured_ladders(experiment: Experiment, shapes: pd.DataFrame) -> list[Ladder]:

@@ -82,19 +82,24 @@ def recorded_sets() -> list[Path]:
     return sorted(path for path in RECORDED.glob("*") if (path / "csv").is_dir())
 
 
+def recordings() -> Iterator[tuple[Path, str]]:
+    """Every recorded set with each of its experiments."""
+    for results in recorded_sets():
+        for experiment in settings.recorded_experiments(results.relative_to("results").as_posix()):
+            yield results, experiment
+
+
 def print_status() -> None:
     """One line per recorded set and experiment, then one per stale recording."""
-    sets = recorded_sets()
-    if not sets:
+    if not recorded_sets():
         print(f"Nothing is recorded under {RECORDED}.")
-    for results in sets:
-        for experiment in settings.recorded_experiments(results.relative_to("results").as_posix()):
-            old = stale(results, [experiment])
-            variants = settings.recorded_variants(results.relative_to("results").as_posix(), experiment)
-            print(f"{results}: {experiment}, {len(variants)} variants, {len(old)} stale")
-            for variant, reason in old.items():
-                names = "/".join(load_experiment(experiment).rung_names(load_experiment(experiment).variant(variant)))
-                print(f"  stale: {names or variant} ({variant}): {reason}")
+    for results, name in recordings():
+        experiment, old = load_experiment(name), stale(results, [name])
+        variants = settings.recorded_variants(results.relative_to("results").as_posix(), name)
+        print(f"{results}: {name}, {len(variants)} variants, {len(old)} stale")
+        for variant, reason in old.items():
+            rungs = "/".join(experiment.rung_names(experiment.variant(variant)))
+            print(f"  stale: {rungs or variant} ({variant}): {reason}")
 
 
 # ---- record ----------------------------------------------------------------------------------------------------------
@@ -429,8 +434,7 @@ def _readme() -> tuple[str, str]:
     if not recorded_sets():
         return text, text
     blocks: dict[str, str] = {}
-    for results in recorded_sets():
-        for name in settings.recorded_experiments(results.relative_to("results").as_posix()):
-            made = tables.readme_blocks(results, name, stale(results, [name]))
-            blocks |= {f"{results.name}:{block}": content for block, content in made.items()}
+    for results, name in recordings():
+        made = tables.readme_blocks(results, name, stale(results, [name]))
+        blocks |= {f"{results.name}:{block}": content for block, content in made.items()}
     return text, tables.apply_blocks(text, blocks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -140,7 +141,7 @@ def parse_csv(kind: str, text: str, path: str) -> Any:
     except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError) as error:
         raise RungsError(f"{path} is not a {kind} CSV ({' '.join(str(error).split())}): {fix}.") from None
     if list(raw.columns) != list(declared):
-        odd = next((a or b for a, b in _zip_longest(list(raw.columns), list(declared)) if a != b), "")
+        odd = next((a or b for a, b in itertools.zip_longest(raw.columns, declared, fillvalue="") if a != b), "")
         raise RungsError(
             f"{path}: column {odd!r} does not fit a {kind} CSV, whose columns are {', '.join(declared)}: {fix}."
         )
@@ -154,11 +155,6 @@ def parse_csv(kind: str, text: str, path: str) -> Any:
         row = int(frame.index[frame.duplicated(key)][0]) + 2
         raise RungsError(f"{path}, row {row}: the same {', '.join(key)} stands in an earlier row: {fix}.")
     return frame
-
-
-def _zip_longest(a: list[str], b: list[str]) -> list[tuple[str, str]]:
-    length = max(len(a), len(b))
-    return list(zip(a + [""] * (length - len(a)), b + [""] * (length - len(b)), strict=True))
 
 
 def _column(raw: Any, name: str, rule: Mapping[str, Any], path: str, fix: str) -> Any:

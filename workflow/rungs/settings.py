@@ -108,11 +108,7 @@ def resolve(config: Mapping[str, Any]) -> Run:
             raise RungsError(
                 f"config, key experiments: there is no experiment {name!r}; choose of {', '.join(experiment_names())}."
             )
-    measure = wanted["measure"]
-    if measure["rounds_max"] < measure["rounds_min"]:
-        raise RungsError(
-            f"config, key measure: rounds_max {measure['rounds_max']} is below rounds_min {measure['rounds_min']}: raise it."
-        )
+    measure = check_measure(wanted["measure"])
     for folder in (ROOT, Path.cwd()):
         if odd := next((sign for sign in '"$`{}\n' if sign in str(folder)), None):
             raise RungsError(
@@ -139,16 +135,12 @@ def resolve(config: Mapping[str, Any]) -> Run:
                 f"config, key ladders: there is no ladder {ladder!r}; choose of {', '.join(sorted(known))}, or all."
             )
     arch = wanted["arch"]
-    if gpu and gpu.arch is None:
-        raise RungsError(
-            f"{gpu} has compute capability {gpu.capability}, which no file under config/devices/ describes."
-        )
-    if gpu and arch not in ("auto", gpu.arch):
+    if gpu and arch not in ("auto", arch_of(gpu)):
         raise RungsError(
             f"config, key arch: {arch} does not run on {gpu}, which is {gpu.arch}: use auto, or `device=emulator`."
         )
     if arch == "auto":
-        arch = gpu.arch if gpu else DEFAULT_ARCH
+        arch = arch_of(gpu) if gpu else DEFAULT_ARCH
     recorded = tuple(name for name in wanted["recorded"] if (Path("results/recorded") / name).is_dir())
     for name in recorded:  # before anything is planned: what is wrong with a set is one sentence
         for experiment in recorded_experiments(f"recorded/{name}"):
@@ -180,6 +172,24 @@ def resolve(config: Mapping[str, Any]) -> Run:
         twins=quick,
         notes=tuple(notes),
     )
+
+
+def check_measure(measure: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config's `measure`, whose keys also fit each other. Raises RungsError where they do not."""
+    if measure["rounds_max"] < measure["rounds_min"]:
+        raise RungsError(
+            f"config, key measure: rounds_max {measure['rounds_max']} is below rounds_min {measure['rounds_min']}: raise it."
+        )
+    return measure
+
+
+def arch_of(gpu: clock.Gpu) -> str:
+    """The architecture to build for. Raises RungsError for a GPU that rungs does not know."""
+    if gpu.arch is None:
+        raise RungsError(
+            f"{gpu} has compute capability {gpu.capability}, which no file under config/devices/ describes."
+        )
+    return gpu.arch
 
 
 def _as_lists(config: Mapping[str, Any]) -> dict[str, Any]:

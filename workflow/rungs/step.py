@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rungs import build, clock, measure, protocol, schemas, stats
+from rungs import build, clock, measure, protocol, schemas, settings, stats
 from rungs.errors import RungsError
 from rungs.files import ROOT
 from rungs.variants import load_experiment, make_step
@@ -28,44 +28,41 @@ def run(
     gpu = clock.choose(device)
     if gpu is None:
         raise RungsError("There is no GPU here, and measuring a step needs one: run this on a machine that has one.")
-    if gpu.arch is None:
-        raise RungsError(
-            f"{gpu} has compute capability {gpu.capability}, which no file under config/devices/ describes."
-        )
+    arch = settings.arch_of(gpu)
     config = schemas.read_yaml(ROOT / "config" / "config.yaml", "config")
-    if config["measure"]["rounds_max"] < config["measure"]["rounds_min"]:
-        raise RungsError("config/config.yaml, key measure: rounds_max is below rounds_min: raise it.")
-    settings = protocol.Settings(**{k: v for k, v in config["measure"].items() if k != "time_limit_s"})
+    measured = settings.check_measure(config["measure"])
+    rule = protocol.Settings(**{k: v for k, v in measured.items() if k != "time_limit_s"})
     tools = build.find_toolchain(toolchain)
     with tempfile.TemporaryDirectory(prefix="rungs-step-") as folder:
         manifests = {}
         for name in (step.target_variant.name, step.source_variant.name, build.STAMP):
             manifests[name] = Path(folder) / name / f"{name}.json"
-            built = build.build(name, gpu.arch, manifests[name], tools)
+            built = build.build(name, arch, manifests[name], tools)
             if built["status"] != "ok":
                 raise RungsError(built["reason"])
         stamp = manifests.pop(build.STAMP)
         output = Path(folder) / "step.csv"
         record = clock.decide(gpu, config["clock"]["mode"], config["clock"]["mhz"])
-        limit = float(config["measure"]["time_limit_s"])
-        arguments = (stamp, shapes, settings, gpu, record, limit, output)
-        measure.supervise(experiment, step.target_variant, gpu.arch, manifests, *arguments, twin=True)
+        limit = float(measured["time_limit_s"])
+        arguments = (stamp, shapes, rule, gpu, record, limit, output)
+        measure.supervise(experiment, step.target_variant, arch, manifests, *arguments, twin=True)
         frame = schemas.read_csv("sweep", output)
     print(f"{step.label}, factor {step.factor}, on {gpu.name}:")
-    failed = 0
+    failed = False
     for (m, n, k), rows in frame.groupby(["m", "n", "k"], sort=False):
-        sentence = _sentence(rows, step.source_variant.name, step.target_variant.name)
-        failed |= "% of the control" not in sentence
+        sound, sentence = _sentence(rows, step.source_variant.name, step.target_variant.name)
+        failed |= not sound
         print(f"  {m}x{n}x{k}: {sentence}")
     return int(failed)
 
 
-def _sentence(rows, source: str, target: str) -> str:  # type: ignore[no-untyped-def]
+def _sentence(rows, source: str, target: str) -> tuple[bool, str]:  # type: ignore[no-untyped-def]
+    """Whether the step was measured at this shape, and what is said of it."""
     if rows["status"].iloc[0] not in ("ok", "flagged"):
-        return f"{rows['status'].iloc[0]}: {rows['reason'].iloc[0]}"
+        return False, f"{rows['status'].iloc[0]}: {rows['reason'].iloc[0]}"
     used = rows[rows["status"] == "ok"].pivot(index="round", columns="arm", values="time_us").dropna()
     if source not in used or len(used) < 2:
-        return f"not measured: {source} could not be timed beside {target}, or too few rounds were usable."
+        return False, f"not measured: {source} could not be timed beside {target}, or too few rounds were usable."
     ratios = np.log(used[source] / used[target]).to_numpy()
     median, low, high = protocol.median_interval(ratios)
     floor = abs(float(np.median(np.log(used[measure.TWIN] / used[target]))))
@@ -74,7 +71,7 @@ def _sentence(rows, source: str, target: str) -> str:  # type: ignore[no-untyped
     gain, lowest, highest = (float(np.expm1(value)) * 100 for value in (median, low, high))
     share = float(np.median(used[measure.CONTROL] / used[target])) * 100
     hint = f", about {more} more rounds would decide" if more else ""
-    return (
+    return True, (
         f"{gain:+.2f} % [{lowest:+.2f}, {highest:+.2f}], {verdict}{hint} (A/A {floor * 100:.2f} %, {len(used)} rounds,"
         f" {share:.1f} % of the control)"
     )

@@ -41,15 +41,21 @@ class Source:
         return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
-def run(results: Path, experiment_names: list[str], stale: Mapping[str, str] | None = None) -> None:
-    """Write `md/<experiment>.md` for each experiment and the set's `README.md`."""
-    write_tables(results, experiment_names, stale)
-
-
-def write_tables(results: Path, experiment_names: Sequence[str], stale: Mapping[str, str] | None = None) -> None:
+def run(results: Path, experiment_names: Sequence[str], stale: Mapping[str, str] | None = None) -> None:
+    """Write the tables of each experiment and the page that leads to them."""
     for name in experiment_names:
-        write_text(results / "md" / f"{name}.md", render_experiment(results, name, stale))
-    write_text(results / "README.md", render_set(results, experiment_names, stale))
+        write_experiment(results, name, stale)
+    write_index(results, experiment_names, stale)
+
+
+def write_experiment(results: Path, name: str, stale: Mapping[str, str] | None = None) -> None:
+    """Write `md/<experiment>.md`."""
+    write_text(results / "md" / f"{name}.md", render_experiment(results, name, stale))
+
+
+def write_index(results: Path, names: Sequence[str], stale: Mapping[str, str] | None = None) -> None:
+    """Write the set's `README.md`."""
+    write_text(results / "README.md", render_set(results, names, stale))
 
 
 def read_source(results: Path, experiment: str | Experiment, stale: Mapping[str, str] | None = None) -> Source:
