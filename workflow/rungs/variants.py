@@ -111,6 +111,7 @@ class Experiment:
     profile_shapes: tuple[tuple[int, ...], ...]
     floor_variant: Variant
     quick: Mapping[str, Any]
+    factorial: Mapping[str, Any] | None = None
 
     def variant(self, name: str) -> Variant:
         """The variant of that name; a rung's name (`B3`) serves too.
@@ -263,6 +264,7 @@ def parse_experiment(raw: Mapping) -> Experiment:
         profile_shapes=tuple(tuple(shape) for shape in raw["profile_shapes"]),
         floor_variant=Variant(raw["name"], "", ()),
         quick=raw["quick"],
+        factorial=raw.get("factorial"),
     )
     ladders = {name: _ladder(bare, name, ladder) for name, ladder in raw["ladders"].items()}
     complete = Experiment(**{**vars(bare), "ladders": ladders})
