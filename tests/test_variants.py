@@ -72,7 +72,7 @@ def test_a_contract_is_the_order_in_which_k_is_summed():
         (changed("factors", "read", "levels", 2, {"title": "x", "requires": {"nope": [1]}}), "requires 'nope', which is no factor"),
         (changed("variant_name", "abl_{load"), "is no pattern"),
         (changed("variant_name", "abl_L{load}"), "must hold each factor once"),
-        (changed("constants", {"TILE_M": 128}), "constants lack TILE_N"),
+        (changed("constants", {"TILE_M": 128}), "give TILE_N"),
         (changed("quick", "ladders", ["Q"]), "quick names ladder 'Q', which it does not have"),
         (changed("floor_rung", "B9"), "'B9' is no variant of gemm"),
     ],

@@ -492,8 +492,8 @@ def _judge(median: stats.Median, floor: stats.Floor | None, claims: int, reason:
 
 
 def _class(experiment: Experiment, device: Device, shape: Shape, sms: int | None) -> str:
-    constants = experiment.constants
-    tile = constants["TILE_M"], constants["TILE_N"], constants["TILE_K"]
+    values = experiment.values(experiment.floor_variant)
+    tile = values["TILE_M"], values["TILE_N"], values["TILE_K"]
     return stats.shape_class(shape, tile, device.pinned(experiment.name), sms or 1)
 
 

@@ -132,7 +132,7 @@ class Session:
         ):
             self._check(self.driver.cuFuncSetAttribute(function, name, value), f"Setting {name.name} of {variant.name}")
         found = self._check(
-            self.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, plans.threads(experiment), smem),
+            self.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, plans.threads(experiment, variant), smem),
             f"Occupancy of {variant.name}",
         )
         pinned = device.pinned(experiment.name)
@@ -177,7 +177,7 @@ class Session:
     def _prepare(self, arm: Arm, problem: tuple[int, int, int], buffers: Buffers) -> Any:
         """A launch configuration and the kernel's parameters, held by the closure that launches them."""
         driver = self.driver
-        b = buffers.b_nk if arm.variant.level("b_layout") == 1 else buffers.b_kn
+        b = buffers.b_nk if plans.b_is_n_by_k(arm.experiment, arm.variant) else buffers.b_kn
         addresses = {"a": buffers.a.data_ptr(), "b": b.data_ptr(), "c": buffers.c.data_ptr()}
         plan = plans.plan(arm.experiment, arm.variant, arm.device, problem, addresses)
         values: list[Any] = []

@@ -9,6 +9,8 @@ from rungs.errors import Refused
 from rungs.variants import Device, Experiment, Variant
 
 BF16_BYTES = 2
+TMA = 2
+"""The level of factor `load` that takes tensor maps."""
 SWIZZLE_SPAN_BYTES = {"none": 256 * 16, "32B": 32, "64B": 64, "128B": 128}
 """Widest inner box a tensor map may have per swizzle mode (CUDA driver API, cuTensorMapEncodeTiled)."""
 LARGEST_EXTENT = 1 << 20  # the kernel keeps row strides and the step along K in 32 bits
@@ -55,18 +57,18 @@ def plan(
     experiment.check_chip(variant, device.arch)
     check_problem(experiment, variant, problem)
     m, n, k = problem
-    constants = experiment.constants
-    bm, bn, bk = (constants[name] for name in ("TILE_M", "TILE_N", "TILE_K"))
+    values = experiment.values(variant)
+    bm, bn, bk = (values[name] for name in ("TILE_M", "TILE_N", "TILE_K"))
     for name in ("a", "b", "c"):
         if addresses[name] % 16:
             raise Refused(
                 f"{variant.name}: operand {name} is at {addresses[name]:#x}, which is not a multiple of 16 bytes."
             )
-    if variant.level("load") == 2:
-        swizzled = variant.level("swizzle") == 1
-        row_swizzle = "64B" if swizzled else "none"
+    if values["VARIANT_LOAD"] == TMA:
+        swizzled = values["VARIANT_SWIZZLE"] == 1
+        row_swizzle = f"{bk * BF16_BYTES}B" if swizzled else "none"
         a = TensorMap(addresses["a"], (k, m), (k * BF16_BYTES,), (bk, bm), row_swizzle)
-        if variant.level("b_layout") == 1:
+        if b_is_n_by_k(experiment, variant):
             b = TensorMap(addresses["b"], (k, n), (k * BF16_BYTES,), (bk, bn), row_swizzle)
         else:
             b = TensorMap(addresses["b"], (n, k), (n * BF16_BYTES,), (64, bk), "128B" if swizzled else "none")
@@ -78,22 +80,29 @@ def plan(
     return Plan(
         entry=experiment.entry,
         grid=(m // bm * (n // bn), 1, 1),
-        block=(threads(experiment), 1, 1),
+        block=(threads(experiment, variant), 1, 1),
         cluster=(1, 1, 1),
         smem_bytes=smem_bytes(experiment, variant, device),
         params=(*operands, (addresses["c"], 8), (m, 4), (n, 4), (k, 4)),
     )
 
 
-def threads(experiment: Experiment) -> int:
-    """Threads of a block."""
-    return 32 * experiment.constants["WARP_ROWS"] * experiment.constants["WARP_COLUMNS"]
+def threads(experiment: Experiment, variant: Variant) -> int:
+    """Threads of a block: the warps that multiply, and a warp that only loads where the variant has one."""
+    values = experiment.values(variant)
+    return 32 * (values["WARP_ROWS"] * values["WARP_COLUMNS"] + values.get("VARIANT_PRODUCER_WARP", 0))
+
+
+def b_is_n_by_k(experiment: Experiment, variant: Variant) -> bool:
+    """Whether the kernel wants B as N x K row-major, rather than K x N."""
+    return experiment.values(variant)["VARIANT_B_LAYOUT"] == 1
 
 
 def check_problem(experiment: Experiment, variant: Variant, problem: tuple[int, int, int]) -> None:
     """Raises Refused unless the shape is one that every load mode computes right."""
     m, n, k = problem
-    rows = {"K": k, "N": n} if variant.level("b_layout") == 0 else {"K": k}
+    values = experiment.values(variant)
+    rows = {"K": k} if b_is_n_by_k(experiment, variant) else {"K": k, "N": n}
     for axis, extent in rows.items():
         if extent * BF16_BYTES % 16:
             raise Refused(
@@ -101,7 +110,7 @@ def check_problem(experiment: Experiment, variant: Variant, problem: tuple[int, 
                 f" load mode moves at once: choose {axis} as a multiple of 8."
             )
     for axis, extent, macro in (("M", m, "TILE_M"), ("N", n, "TILE_N"), ("K", k, "TILE_K")):
-        tile = experiment.constants[macro]
+        tile = values[macro]
         if extent < 1 or extent % tile:
             raise Refused(f"{axis}={extent} is not a positive multiple of B{axis}={tile}: choose a multiple of {tile}.")
         if extent > LARGEST_EXTENT:
@@ -111,11 +120,11 @@ def check_problem(experiment: Experiment, variant: Variant, problem: tuple[int, 
 
 
 def smem_need(experiment: Experiment, variant: Variant) -> int:
-    """Bytes of shared memory that the variant's image takes: its stages, and for TMA an 8-byte mbarrier for each."""
-    constants = experiment.constants
-    tile = (constants["TILE_M"] + constants["TILE_N"]) * constants["TILE_K"] * BF16_BYTES
-    stages = variant.level("stages")
-    return stages * (tile + (8 if variant.level("load") == 2 else 0))
+    """Bytes of shared memory that the variant's image takes: its stages, and for TMA an 8-byte mbarrier for each, or two."""
+    values = experiment.values(variant)
+    tile = (values["TILE_M"] + values["TILE_N"]) * values["TILE_K"] * BF16_BYTES
+    barriers = 1 + values.get("VARIANT_PRODUCER_WARP", 0) if values["VARIANT_LOAD"] == TMA else 0
+    return values["VARIANT_STAGES"] * (tile + 8 * barriers)
 
 
 def smem_bytes(experiment: Experiment, variant: Variant, device: Device) -> int:

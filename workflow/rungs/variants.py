@@ -16,17 +16,26 @@ from rungs.errors import Refused, RungsError
 from rungs.files import ROOT
 
 CONFIG = ROOT / "config"
+PLANNED = (
+    *("TILE_M", "TILE_N", "TILE_K", "WARP_ROWS", "WARP_COLUMNS"),
+    *("VARIANT_LOAD", "VARIANT_B_LAYOUT", "VARIANT_STAGES", "VARIANT_SWIZZLE"),
+)
+"""Macros that the plan of a launch reads too."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """One value of a factor. `requires` names, per other factor, the levels it can be combined with."""
+    """One value of a factor. `requires` names, per other factor, the levels it can be combined with.
+
+    `macros` are what follows from the level beside its own macro: a wider warp tile makes a wider tile.
+    """
 
     value: int
     title: str
     architectures: tuple[str, ...] = ()
     requires: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     contract: str | None = None
+    macros: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,6 +121,7 @@ class Experiment:
     floor_variant: Variant
     quick: Mapping[str, Any]
     factorial: Mapping[str, Any] | None = None
+    architectures: tuple[str, ...] = ()
 
     def variant(self, name: str) -> Variant:
         """The variant of that name; a rung's name (`B3`) serves too.
@@ -152,13 +162,23 @@ class Experiment:
         ordered = tuple((name, levels[name]) for name in self.factors)
         return Variant(self.name, self.pattern.format(**dict(ordered)), ordered)
 
+    def values(self, variant: Variant) -> dict[str, int]:
+        """Every -D macro of the variant that does not depend on the architecture: what plan and kernel share."""
+        found = dict(self.constants)
+        for name, value in variant.levels:
+            found |= {self.factors[name].macro: value, **self.factors[name].levels[value].macros}
+        return found
+
     def macros(self, variant: Variant, device: Device) -> dict[str, int]:
         """Every -D macro of the variant's binary on that architecture."""
-        levels = {self.factors[name].macro: value for name, value in variant.levels}
-        return {**self.constants, "CTAS_PER_SM": device.pinned(self.name), **levels}
+        return {"CTAS_PER_SM": device.pinned(self.name), **self.values(variant)}
 
     def check_chip(self, variant: Variant, arch: str) -> None:
-        """Raises Refused (`not on this chip`) where a level needs another architecture."""
+        """Raises Refused (`not on this chip`) where the experiment or a level needs another architecture."""
+        if self.architectures and arch not in self.architectures:
+            raise Refused(
+                f"{variant.name}: {self.name} needs one of {', '.join(self.architectures)}, not {arch}.", "not on this chip"
+            )
         for name, value in variant.levels:
             level = self.factors[name].levels[value]
             if level.architectures and arch not in level.architectures:
@@ -244,6 +264,7 @@ def parse_experiment(raw: Mapping) -> Experiment:
                     tuple(level.get("architectures", ())),
                     {other: tuple(values) for other, values in level.get("requires", {}).items()},
                     level.get("contract"),
+                    level.get("macros", {}),
                 )
                 for value, level in factor["levels"].items()
             },
@@ -265,6 +286,7 @@ def parse_experiment(raw: Mapping) -> Experiment:
         floor_variant=Variant(raw["name"], "", ()),
         quick=raw["quick"],
         factorial=raw.get("factorial"),
+        architectures=tuple(raw.get("architectures", ())),
     )
     ladders = {name: _ladder(bare, name, ladder) for name, ladder in raw["ladders"].items()}
     complete = Experiment(**{**vars(bare), "ladders": ladders})
@@ -280,10 +302,12 @@ def _check_names(raw: Mapping) -> None:
         raise RungsError(f"{where}: variant_name {raw['variant_name']!r} is no pattern ({error}).") from None
     if sorted(named) != sorted(factors):
         raise RungsError(f"{where}: variant_name must hold each factor once, {', '.join(f'{{{f}}}' for f in factors)}.")
-    for macro in ("TILE_M", "TILE_N", "TILE_K", "WARP_ROWS", "WARP_COLUMNS"):
-        if macro not in raw["constants"]:
-            raise RungsError(f"{where}: constants lack {macro}, which the plan of a launch needs.")
+    implied = {name: _implied(where, name, factor["levels"]) for name, factor in factors.items()}
     macros = [factor["macro"] for factor in factors.values()] + list(raw["constants"]) + ["CTAS_PER_SM"]
+    macros += list(itertools.chain.from_iterable(implied.values()))
+    for macro in PLANNED:
+        if macro not in macros:
+            raise RungsError(f"{where}: neither constants nor a factor give {macro}, which the plan of a launch needs.")
     if twice := next((macro for macro in macros if macros.count(macro) > 1), None):
         raise RungsError(f"{where}: macro {twice} is given twice, so one would hide the other: rename it.")
     for name, factor in factors.items():
@@ -301,6 +325,16 @@ def _check_names(raw: Mapping) -> None:
     for ladder in raw["quick"]["ladders"]:
         if ladder not in raw["ladders"]:
             raise RungsError(f"{where}: quick names ladder {ladder!r}, which it does not have.")
+
+
+def _implied(where: str, factor: str, levels: Mapping[int, Mapping]) -> set[str]:
+    """The macros that each level of a factor sets beside the factor's own."""
+    given = {value: set(level.get("macros", {})) for value, level in levels.items()}
+    every = set().union(*given.values())
+    for value, macros in given.items():
+        if lacking := sorted(every - macros):
+            raise RungsError(f"{where}: level {value} of {factor} gives no {lacking[0]}, which another of its levels gives.")
+    return every
 
 
 def _ladder(experiment: Experiment, name: str, raw: Mapping) -> Ladder:
