@@ -71,6 +71,10 @@ __device__ __forceinline__ void st_global_u32(void* target, u32 value) {
   asm volatile("st.global.u32 [%0], %1;" ::"l"(target), "r"(value) : "memory");
 }
 
+__device__ __forceinline__ void st_global_v4(void* target, uint4 v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(target), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
 __device__ __forceinline__ void st_shared_v4(u32 target, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(target), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
@@ -115,6 +119,13 @@ __device__ __forceinline__ uint4 ldmatrix_x4_trans(u32 row) {
   return v;
 }
 
+// Two 8x8 matrices side by side and the two below them: lane l gives the address of row l % 8 of matrix l / 8 (sm_90 on).
+__device__ __forceinline__ void stmatrix_x4(u32 row, uint4 v) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
+}
+
 // ---- cp.async: 16 bytes per thread, past L1 (.cg) --------------------------------------------------------------------
 
 __device__ __forceinline__ void cp_async_cg_16(u32 target, const void* source) {
@@ -142,6 +153,10 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // True once the phase of the given parity has completed. It may return false early: call it in a loop.

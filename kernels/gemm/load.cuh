@@ -43,6 +43,8 @@ struct ChunkLoader {
 
   __device__ __forceinline__ ChunkLoader(const unsigned char* A, const unsigned char* B, unsigned m0, unsigned n0,
                                          unsigned n, unsigned k) {
+    static_assert(BM * BK * 2 == 2 * THREADS * CHUNK && BN * BK * 2 == 2 * THREADS * CHUNK,
+                  "a thread moves two chunks of each operand: 128x128x32 and 256 threads");
     const unsigned row_a = 2 * k;
     a = chunks_of<BK * 2 / CHUNK>(A + static_cast<unsigned long long>(m0) * row_a, row_a, BK * 2, offset_a<SWIZZLED>);
     if constexpr (B_LAYOUT == BLayout::n_by_k) {

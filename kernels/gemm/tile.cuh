@@ -13,8 +13,6 @@ enum class Load { sync = 0, cp_async = 1, tma = 2 };
 enum class Read { ld_shared = 0, ldmatrix = 1, ld_shared_v4 = 2 };
 enum class BLayout { k_by_n = 0, n_by_k = 1 };
 
-static_assert(BM == 128 && BN == 128 && BK == 32 && THREADS == 256, "the loads and reads are written for this tile");
-
 constexpr int ROW_BYTES_A = BK * 2;
 constexpr int CHUNK = 16;            // bytes that one thread moves at once, and the unit of the swizzle
 constexpr int PANEL = 64;            // columns of B in one 128-byte row: the widest box a 128 B swizzle takes

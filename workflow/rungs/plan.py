@@ -47,11 +47,12 @@ def plan(
     device: Device,
     problem: tuple[int, int, int],
     addresses: Mapping[str, int],
+    sms: int | None = None,
 ) -> Plan:
     """The launch of C[M][N] = A[M][K] * B of a GEMM variant.
 
     `problem` is (M, N, K); `addresses` maps a, b and c to device addresses. B is N x K row-major, or K x N where the
-    variant's `b_layout` is 0. Raises Refused, naming the rule, for a shape, an address or an architecture that the
+    variant's `b_layout` is 0; `sms` is the GPU's own number where there is one. Raises Refused, naming the rule, for a shape, an address or an architecture that the
     variant does not support.
     """
     experiment.check_chip(variant, device.arch)
@@ -77,9 +78,10 @@ def plan(
         operands: tuple[tuple[int, int] | TensorMap, ...] = (a, b)
     else:
         operands = ((addresses["a"], 8), (addresses["b"], 8))
+    tiles, resident = m // bm * (n // bn), (sms or device.sms) * device.pinned(experiment.name)
     return Plan(
         entry=experiment.entry,
-        grid=(m // bm * (n // bn), 1, 1),
+        grid=(min(tiles, resident) if values.get("VARIANT_PERSISTENT") else tiles, 1, 1),
         block=(threads(experiment, variant), 1, 1),
         cluster=(1, 1, 1),
         smem_bytes=smem_bytes(experiment, variant, device),
@@ -120,11 +122,13 @@ def check_problem(experiment: Experiment, variant: Variant, problem: tuple[int, 
 
 
 def smem_need(experiment: Experiment, variant: Variant) -> int:
-    """Bytes of shared memory that the variant's image takes: its stages, and for TMA an 8-byte mbarrier for each, or two."""
+    """Bytes of shared memory that the variant's image takes: its stages, for TMA an 8-byte mbarrier or two for each, and its part for C."""
     values = experiment.values(variant)
     tile = (values["TILE_M"] + values["TILE_N"]) * values["TILE_K"] * BF16_BYTES
     barriers = 1 + values.get("VARIANT_PRODUCER_WARP", 0) if values["VARIANT_LOAD"] == TMA else 0
-    return values["VARIANT_STAGES"] * (tile + 8 * barriers)
+    # C passes through sixteen rows of each warp's own, before the barriers.
+    staged_c = values.get("VARIANT_STAGED_C", 0) * 16 * values["WARP_ROWS"] * values["TILE_N"] * BF16_BYTES
+    return values["VARIANT_STAGES"] * (tile + 8 * barriers) + staged_c
 
 
 def smem_bytes(experiment: Experiment, variant: Variant, device: Device) -> int:

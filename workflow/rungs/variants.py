@@ -93,6 +93,7 @@ class Device:
     smem_reserved_bytes: int
     registers_per_sm: int
     warps_per_sm: int
+    sms: int
     ctas_per_sm: Mapping[str, int]
     bf16_flop_per_sm_cycle: int
 
