@@ -113,11 +113,41 @@ def test_one_round_is_always_queued_behind_the_one_that_is_read():
     assert seen[-1] == 30
 
 
+def prepared(model: Callable[[str, float], float], seconds: float = 0, rotation: int = 1) -> tuple[Device, int]:
+    device = Device(model)
+    return device, protocol.prepare(device, ("rung", "before", "control"), 200.0, seconds, rotation)
+
+
 def test_launches_make_the_fastest_arm_last_the_sample_and_are_the_same_for_all():
-    device = Device(noisy({"rung": 10.0, "before": 11.0, "control": 5.0}, 0))
-    launches = protocol.choose_launches(device, ("rung", "before", "control"), 200.0)
+    device, launches = prepared(noisy({"rung": 10.0, "before": 11.0, "control": 5.0}, 0))
+    assert 200.0 <= launches * 5.0 < 220.0
+    assert set(device.launches.values()) == {launches}
+
+
+def test_launches_are_enough_once_the_clock_is_that_of_a_load():
+    """While the GPU is idle its clock is a quarter: as many launches as fill a sample then are too few later."""
+    device, launches = prepared(lambda arm, now: 5.0 * (4 if now < 2000 else 1), seconds=0.001)
     assert launches * 5.0 >= 200.0
     assert set(device.launches.values()) == {launches}
+
+
+def test_launches_are_enough_where_few_take_longer_each_than_many():
+    """A launch costs 4 us and the first of a sample 40 more, so five of them suggest less than half of what is needed."""
+
+    class Slow(Device):
+        def replay(self, arm: str) -> None:
+            super().replay(arm)
+            self.now += 40.0
+
+    device = Slow(noisy({"rung": 4.0, "before": 4.0, "control": 4.0}, 0))
+    launches = protocol.prepare(device, ("rung", "before", "control"), 200.0, 0)
+    assert launches * 4.0 + 40 >= 200.0
+
+
+def test_launches_of_a_rotation_are_whole_rotations():
+    _, launches = prepared(noisy({"rung": 10.0, "before": 11.0, "control": 5.0}, 0), rotation=7)
+    assert launches % 7 == 0
+    assert launches * 5.0 >= 200.0
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,11 @@ class Session:
         self.arms[arm] = SimpleNamespace(experiment=experiment, variant=variant, device=device)
 
     def set_problem(self, problem, fill, seed, l2="hot") -> int:
-        self.problem, self.fill, self.replays, self.timed = tuple(problem), fill, 0, False
+        self.problem, self.fill, self.replays, self.timed, self.l2 = tuple(problem), fill, 0, False, l2
         addresses = {"a": 1 << 20, "b": 2 << 20, "c": 3 << 20}
         for arm in self.arms.values():
             plans.plan(arm.experiment, arm.variant, arm.device, self.problem, addresses)
-        return 0 if l2 == "hot" else 3 * self.l2_bytes
+        return 0 if l2 == "hot" else self.script.get("rotation_bytes", 3 * self.l2_bytes)
 
     def _fault(self, arm: str) -> str:
         name = CONTROL if arm == CONTROL else self.arms[arm].variant.name
@@ -88,8 +88,9 @@ class Session:
         contract = "control" if arm == CONTROL else self.arms[arm].experiment.contract(self.arms[arm].variant)
         return Outcome(0, True, 1.6e-3, hashlib.sha256(repr((contract, self.problem, self.fill)).encode()).hexdigest())
 
-    def whole_rotations(self, launches: int) -> int:
-        return -(-launches // 4) * 4
+    @property
+    def rotation(self) -> int:
+        return 1 if self.l2 == "hot" else 4
 
     def sha256(self) -> str:
         return hashlib.sha256(repr((self.problem, self.fill)).encode()).hexdigest()

@@ -170,16 +170,17 @@ class Session:
         self.torch.cuda.synchronize()
         return (count - 1) * first.read_bytes()
 
-    def whole_rotations(self, launches: int) -> int:
-        """`launches` rounded up so that a graph ends with the last buffer set, and the next one starts with the first."""
-        return -(-launches // len(self.sets)) * len(self.sets)
+    @property
+    def rotation(self) -> int:
+        """Buffer sets: a graph of a multiple of these ends with the last one, and the next starts with the first."""
+        return len(self.sets)
 
     def _prepare(self, arm: Arm, problem: tuple[int, int, int], buffers: Buffers) -> Any:
         """A launch configuration and the kernel's parameters, held by the closure that launches them."""
         driver = self.driver
         b = buffers.b_nk if plans.b_is_n_by_k(arm.experiment, arm.variant) else buffers.b_kn
         addresses = {"a": buffers.a.data_ptr(), "b": b.data_ptr(), "c": buffers.c.data_ptr()}
-        plan = plans.plan(arm.experiment, arm.variant, arm.device, problem, addresses)
+        plan = plans.plan(arm.experiment, arm.variant, arm.device, problem, addresses, self.sms)
         values: list[Any] = []
         for parameter in plan.params:
             if isinstance(parameter, plans.TensorMap):

@@ -185,16 +185,12 @@ def _measure(
 
     arms = [arm for arm in (*present, CONTROL) if arm not in excluded]
     timed = _Timed(session, f"{rung} at {'x'.join(map(str, shape))}")
-    launches = _long_enough(timed, arms, protocol.choose_launches(timed, arms, settings.sample_us), settings.sample_us)
-    if settings.l2 == "cold":
-        if between < 2 * session.l2_bytes:
-            return failed(
-                "refused", f"{between} bytes between two uses of a buffer are not the 2 x L2 that cold promises."
-            )
-        launches = session.whole_rotations(launches)
-        for arm in arms:
-            session.capture(arm, launches)
-    protocol.warm_up(session, arms, max(warm_seconds, protocol.SETTLE_S))
+    if settings.l2 == "cold" and between < 2 * session.l2_bytes:
+        return failed(
+            "refused",
+            f"{between} bytes between two uses of a buffer are not the {2 * session.l2_bytes} of 2 x L2 that cold promises.",
+        )
+    launches = protocol.prepare(timed, arms, settings.sample_us, warm_seconds, session.rotation)
     samples, stop = protocol.run_rounds(
         timed, rung, arms, launches, settings, shape, lambda: protocol.Condition(*sampler.read()), held.locked_mhz
     )
@@ -227,25 +223,6 @@ def _measure(
             )
             return {**failed("implausible", reason), "shape": described}
     return {"status": "ok", "reason": "", "samples": [asdict(sample) for sample in samples], "shape": described}
-
-
-def _long_enough(session: Any, arms: Sequence[str], launches: int, sample_us: float) -> int:
-    """More launches until the shortest sample really lasts `sample_us`: a few launches take longer each than many."""
-    for _ in range(5):
-        shortest = math.inf
-        for arm in arms:
-            for _ in range(3):  # the first replay pays for loading the graph
-                start = session.event()
-                session.replay(arm)
-                end = session.event()
-                session.wait(end)
-                shortest = min(shortest, session.elapsed_us(start, end))
-        if shortest >= sample_us * 1.02:
-            break
-        launches = math.ceil(launches * max(1.05, sample_us * 1.08 / shortest))
-        for arm in arms:
-            session.capture(arm, launches)
-    return launches
 
 
 class _Timed:

@@ -19,13 +19,11 @@ import numpy as np
 from rungs.bootstrap import median_interval
 from rungs.files import sha256_file
 
-CHECK_EVERY = 10
-"""Rounds between two looks at the stop rule."""
-SETTLE_S = 0.02
-"""Load of each shape before its first round: the clock of the shape before it must not reach into it."""
+CHECK_EVERY = 10  # rounds between two looks at the stop rule
+PROBE = 5  # launches from which the first guess at their number is made
+SETTLE_S = 0.02  # load of each shape before its first round: the clock of the shape before must not reach into it
 LOCK_TOLERANCE = 0.01
-ALLOWED_THROTTLE = frozenset({"power cap"})
-"""Pairing cancels a clock that the power cap moves; any other reason makes a round unusable."""
+ALLOWED_THROTTLE = frozenset({"power cap"})  # pairing cancels a clock that it moves; any other makes a round unusable
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def flag(sm_mhz: float | None, condition: Condition, locked_mhz: int | None) -> 
 
 
 def warm_up(session: Session, arms: Sequence[str], seconds: float) -> None:
-    """Keep the GPU busy with the arms' graphs, so that the first round finds the clock and the caches of the later ones."""
+    """Keep the GPU busy with the arms' graphs: the first round then finds the clock and the caches of the later ones."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for arm in arms:
@@ -105,21 +103,37 @@ def warm_up(session: Session, arms: Sequence[str], seconds: float) -> None:
         session.wait(session.event())
 
 
-def choose_launches(session: Session, arms: Sequence[str], sample_us: float) -> int:
-    """Capture every arm with the same number of launches: as many as the fastest arm needs to last `sample_us`."""
-    fastest, probe = math.inf, 5
-    for arm in arms:
-        session.capture(arm, probe)
-        for _ in range(3):  # the first replays pay for loading the graph
-            start = session.event()
-            session.replay(arm)
-            end = session.event()
-            session.wait(end)
-            fastest = min(fastest, session.elapsed_us(start, end) / probe)
-    launches = max(1, math.ceil(sample_us * 1.05 / fastest))
-    for arm in arms:
-        session.capture(arm, launches)
+def prepare(session: Session, arms: Sequence[str], sample_us: float, seconds: float, rotation: int = 1) -> int:
+    """Capture every arm with the same number of launches, a multiple of `rotation`, and warm up for that many seconds.
+
+    They are as many as make the fastest arm's sample last `sample_us`, which is looked at again under load: before the
+    warm-up the clock may still be an idle one, and a few launches take longer each than many.
+    """
+
+    launches, wanted = 0, float(PROBE)
+    for look in range(7):
+        launches = max(1, math.ceil(wanted / rotation)) * rotation
+        for arm in arms:
+            session.capture(arm, launches)
+        if look == 1:
+            warm_up(session, arms, max(seconds, SETTLE_S))
+        shortest = _shortest_us(session, arms)
+        if look and shortest >= sample_us * 1.02:
+            break
+        wanted = launches * max(1.05 if look else 0.0, sample_us * 1.06 / shortest)
     return launches
+
+
+def _shortest_us(session: Session, arms: Sequence[str]) -> float:
+    """The shortest of three samples of each arm; the first replay pays for loading the graph."""
+    lasted = []
+    for arm in [arm for arm in arms for _ in range(3)]:
+        start = session.event()
+        session.replay(arm)
+        end = session.event()
+        session.wait(end)
+        lasted.append(session.elapsed_us(start, end))
+    return min(lasted)
 
 
 def run_rounds(
@@ -156,11 +170,9 @@ def _enqueue(session: Session, order: Sequence[str]) -> tuple[list[tuple[str, An
     """Queue one round; returns its marks and the event behind its last stamp."""
     marks = []
     for arm in order:
-        before = session.stamp()
-        start = session.event()
+        before, start = session.stamp(), session.event()
         session.replay(arm)
-        end = session.event()
-        marks.append((arm, before, start, end, session.stamp()))
+        marks.append((arm, before, start, session.event(), session.stamp()))
     return marks, session.event()
 
 
@@ -169,8 +181,7 @@ def _read(
 ) -> list[Sample]:
     samples = []
     for order, (arm, before, start, end, after) in enumerate(marks):
-        mhz = session.clock_mhz(before, after)
-        time_us = session.elapsed_us(start, end) / launches
+        mhz, time_us = session.clock_mhz(before, after), session.elapsed_us(start, end) / launches
         samples.append(Sample(number, arm, order, launches, time_us, mhz, condition, flag(mhz, condition, locked_mhz)))
     return samples
 
@@ -181,13 +192,9 @@ def decided(samples: Sequence[Sample], rung: str, arms: Sequence[str], settings:
     for sample in samples:
         if not sample.flag:
             used.setdefault(sample.round, {})[sample.arm] = sample.time_us
-    rounds = [times for _, times in sorted(used.items()) if len(times) == len(arms)]
-    if len(rounds) < settings.rounds_min:
+    times = np.array([[row[arm] for arm in arms] for _, row in sorted(used.items()) if len(row) == len(arms)])
+    if len(times) < settings.rounds_min:
         return False
-    for arm in arms:
-        if arm != rung:
-            ratios = np.log([times[arm] / times[rung] for times in rounds])
-            _, low, high = median_interval(ratios)
-            if (high - low) / 2 > settings.target_percent / 100:
-                return False
-    return True
+    ratios = np.log(times / times[:, [arms.index(rung)]])
+    intervals = [median_interval(ratios[:, at])[1:] for at, arm in enumerate(arms) if arm != rung]
+    return all((high - low) / 2 <= settings.target_percent / 100 for low, high in intervals)
