@@ -111,7 +111,7 @@ def test_share_time_and_throughput_of_a_rung(pristine):
     assert row["share_low_percent"] < truth < row["share_high_percent"]
     assert row["tflops"] == pytest.approx(2 * 4096**3 / row["time_us"] / 1e6, rel=1e-3)
     assert row["tflops"] / row["control_tflops"] == pytest.approx(truth / 100, rel=0.01)
-    assert (row["rungs"], row["rounds"], row["flagged"], row["status"]) == ("B3 S3", 30, 0, "ok")
+    assert (row["rungs"], row["rounds"], row["flagged"], row["status"]) == ("A3 B3 S3", 30, 0, "ok")
 
 
 def test_run_writes_six_valid_csvs_and_the_same_bytes_twice(results):

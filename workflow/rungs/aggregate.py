@@ -68,8 +68,29 @@ def run(results: Path, experiment_name: str, arch: str, variants: list[str]) -> 
         schemas.write_csv(kind, frame, results / "data" / experiment_name / f"{kind}.csv")
 
 
-def aggregate(results: Path, experiment: Experiment, arch: str, variants: Sequence[str]) -> dict[str, pd.DataFrame]:
-    """The six frames of an experiment, by kind. `variants` are those asked for; one without files becomes `not run`.
+@dataclass(frozen=True)
+class Measured:
+    """What was read and checked of an experiment's recordings: the ground that every frame stands on.
+
+    `asked`: the variants asked for, with files or without. `arms`: variant -> shape -> arm. `floors`: by shape class.
+    """
+
+    experiment: Experiment
+    device: Device
+    asked: Sequence[Variant]
+    recordings: Recordings
+    arms: Mapping[str, Arms]
+    floor_arms: Sequence[Arms]
+    shapes: Sequence[Shape]
+    sms: int | None
+    floors: Mapping[str, stats.Floor | None]
+
+    def shape_class(self, shape: Shape) -> str:
+        return _class(self.experiment, self.device, shape, self.sms)
+
+
+def load(results: Path, experiment: Experiment, arch: str, variants: Sequence[str]) -> Measured:
+    """Read the recordings of these variants, with the floor jobs.
 
     Raises RungsError where a file was changed since it was written or recordings do not belong in one table.
     """
@@ -79,8 +100,6 @@ def aggregate(results: Path, experiment: Experiment, arch: str, variants: Sequen
     check_set(recordings, arch)
     arms = {name: arms_of(recording, device) for name, recording in recordings.sweeps.items()}
     floor_arms = [arms_of(recording, device) for recording in recordings.floors]
-    twins = [name for name, recording in recordings.sweeps.items() if "twin" in set(recording.frame["arm"])]
-    shapes = _shapes(experiment, recordings)
     wrong = disagreements(experiment, recordings.sweeps)
     for name, shape in wrong:
         arms[name][shape][name] = Arm("wrong", wrong[name, shape])
@@ -88,15 +107,28 @@ def aggregate(results: Path, experiment: Experiment, arch: str, variants: Sequen
     if recordings.floors:
         floors = _floors(experiment, device, recordings.floors, floor_arms, sms)
     else:  # a quick look: each rung against itself in its own job, which shows nothing between jobs
+        twins = [name for name, recording in recordings.sweeps.items() if "twin" in set(recording.frame["arm"])]
         floors = _floors(experiment, device, [recordings.sweeps[n] for n in twins], [arms[n] for n in twins], sms)
+    shapes = _shapes(experiment, recordings)
+    return Measured(experiment, device, asked, recordings, arms, floor_arms, shapes, sms, floors)
+
+
+def aggregate(results: Path, experiment: Experiment, arch: str, variants: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """The six frames of an experiment, by kind. `variants` are those asked for; one without files becomes `not run`.
+
+    Raises RungsError as `load` does.
+    """
+    measured = load(results, experiment, arch, variants)
+    recordings, asked, shapes = measured.recordings, measured.asked, measured.shapes
     steps = [step for step in experiment.steps() if step.target_variant in asked and _wanted(step, asked, recordings)]
+    chip = measured.device.chip
     return {
-        "shapes": _frame("shapes", _shape_rows(experiment, asked, shapes, recordings, arms)),
-        "steps": _frame("steps", _step_rows(experiment, device, steps, shapes, recordings, arms, floors, sms)),
-        "changes": _frame("changes", [row for step in steps for row in _changes(step, recordings.inspects)]),
-        "floor": _frame("floor", _floor_rows(floors)),
-        "counters": _frame("counters", _counter_rows(experiment, asked, shapes, recordings.profiles, device.chip)),
-        "coverage": _frame("coverage", _coverage_rows(experiment, asked, shapes, recordings, arms, floor_arms)),
+        "shapes": frame_of("shapes", shape_rows(measured, shares_of(measured))),
+        "steps": frame_of("steps", _step_rows(measured, steps)),
+        "changes": frame_of("changes", [row for step in steps for row in _changes(step, recordings.inspects)]),
+        "floor": frame_of("floor", _floor_rows(measured.floors)),
+        "counters": frame_of("counters", _counter_rows(experiment, asked, shapes, recordings.profiles, chip)),
+        "coverage": frame_of("coverage", coverage_rows(measured, _profiled(experiment, shapes))),
     }
 
 
@@ -304,7 +336,7 @@ def disagreements(experiment: Experiment, sweeps: Mapping[str, Recording]) -> di
 # Rows
 
 
-def _frame(kind: str, rows: list[dict[str, Any]]) -> pd.DataFrame:
+def frame_of(kind: str, rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Rows as a frame of that kind, numbers with the digits that they deserve."""
     frame = pd.DataFrame(rows, columns=list(schemas.columns(kind)))
     for name, digits in DIGITS.items():
@@ -380,19 +412,31 @@ def paired(before: Arm, after: Arm) -> NDArray[np.float64]:
     return np.log(before.time_us[i] / after.time_us[j])
 
 
-def _shape_rows(
-    experiment: Experiment, asked: list[Variant], shapes: list[Shape], recordings: Recordings, arms: Mapping[str, Arms]
-) -> list[dict[str, Any]]:
-    rows = []
-    for variant in asked:
+def shares_of(measured: Measured) -> dict[tuple[str, Shape], stats.Median]:
+    """(variant, shape) -> log of its share of the control, where both were timed."""
+    shares = {}
+    for variant in measured.asked:
+        for shape in measured.shapes:
+            rung, control = (
+                _arm(variant.name, arm, shape, measured.recordings, measured.arms) for arm in (variant.name, "control")
+            )
+            if rung.status == control.status == "ok":
+                shares[variant.name, shape] = stats.median_error(paired(control, rung))
+    return shares
+
+
+def shape_rows(measured: Measured, shares: Mapping[tuple[str, Shape], stats.Median]) -> list[dict[str, Any]]:
+    """A row per variant asked for and shape, with `shares_of` what was read."""
+    recordings, rows = measured.recordings, []
+    for variant in measured.asked:
         recording = recordings.sweeps.get(variant.name)
         common = {
             "variant": variant.name,
-            "rungs": " ".join(experiment.rung_names(variant)),
+            "rungs": " ".join(measured.experiment.rung_names(variant)),
             "run_id": recording.manifest["run_id"] if recording else "",
         }
-        for shape in shapes:
-            rung = _arm(variant.name, variant.name, shape, recordings, arms)
+        for shape in measured.shapes:
+            rung = _arm(variant.name, variant.name, shape, recordings, measured.arms)
             row: dict[str, Any] = {**common, **_where(shape), "status": rung.status, "reason": rung.reason}
             if rung.status == "ok":
                 flop = 2 * math.prod(shape)
@@ -404,9 +448,8 @@ def _shape_rows(
                     "flagged": rung.flagged,
                 }
                 row |= {"sm_mhz": _middle(rung.sm_mhz), "power_w": _middle(rung.power_w)}
-                control = _arm(variant.name, "control", shape, recordings, arms)
-                if control.status == "ok":
-                    share = stats.median_error(paired(control, rung))
+                control = _arm(variant.name, "control", shape, recordings, measured.arms)
+                if share := shares.get((variant.name, shape)):
                     low, high = share.interval()
                     row |= {"control_tflops": flop / float(np.median(control.time_us)) / 1e6}
                     row |= _percents("share", 100 * math.exp(share.value), 100 * math.exp(low), 100 * math.exp(high))
@@ -424,23 +467,15 @@ def _percents(name: str, value: float, low: float, high: float) -> dict[str, flo
     return {f"{name}_percent": value, f"{name}_low_percent": bounds[0], f"{name}_high_percent": bounds[1]}
 
 
-def _step_rows(
-    experiment: Experiment,
-    device: Device,
-    steps: list[Step],
-    shapes: list[Shape],
-    recordings: Recordings,
-    arms: Mapping[str, Arms],
-    floors: Mapping[str, stats.Floor | None],
-    sms: int | None,
-) -> list[dict[str, Any]]:
+def _step_rows(measured: Measured, steps: Sequence[Step]) -> list[dict[str, Any]]:
+    recordings, arms = measured.recordings, measured.arms
     rows: list[dict[str, Any]] = []
     medians: list[stats.Median | None] = []
     for step in steps:
         source, target = step.source_variant.name, step.target_variant.name
         recording = recordings.sweeps.get(target)
         uncontrolled = why_not_controlled(step, recordings.inspects)
-        for shape in shapes:
+        for shape in measured.shapes:
             row: dict[str, Any] = {"ladder": step.ladder, "step": step.label, "factor": step.factor, **_where(shape)}
             row |= {
                 "source_variant": source,
@@ -468,8 +503,8 @@ def _step_rows(
     claims = Counter(row["ladder"] for row, median in zip(rows, medians, strict=True) if median)
     for row, median in zip(rows, medians, strict=True):
         if median:
-            shape_class = _class(experiment, device, (row["m"], row["n"], row["k"]), sms)
-            row |= _judge(median, floors[shape_class], claims[row["ladder"]], row["reason"])
+            floor = measured.floors[measured.shape_class((row["m"], row["n"], row["k"]))]
+            row |= _judge(median, floor, claims[row["ladder"]], row["reason"])
     return rows
 
 
@@ -584,7 +619,11 @@ def _changes(step: Step, inspects: Mapping[str, pd.DataFrame]) -> list[dict[str,
 
 
 def _counter_rows(
-    experiment: Experiment, asked: list[Variant], shapes: list[Shape], profiles: Mapping[str, Recording], chip: str
+    experiment: Experiment,
+    asked: Sequence[Variant],
+    shapes: Sequence[Shape],
+    profiles: Mapping[str, Recording],
+    chip: str,
 ) -> list[dict[str, Any]]:
     wants = {metric.metric: metric.want for metric in metrics_for(chip)} if profiles else {}
     rows: list[dict[str, Any]] = []
@@ -611,23 +650,17 @@ def _counter_rows(
     return rows
 
 
-def _profiled(experiment: Experiment, shapes: list[Shape]) -> list[Shape]:
+def _profiled(experiment: Experiment, shapes: Sequence[Shape]) -> list[Shape]:
     """Shapes to profile; the experiment's own where none of them was swept."""
     own = [(int(s[0]), int(s[1]), int(s[2])) for s in experiment.profile_shapes]
     return [shape for shape in own if shape in shapes] or own
 
 
-def _coverage_rows(
-    experiment: Experiment,
-    asked: list[Variant],
-    shapes: list[Shape],
-    recordings: Recordings,
-    arms: Mapping[str, Arms],
-    floor_arms: Sequence[Arms],
-) -> list[dict[str, Any]]:
+def coverage_rows(measured: Measured, profiled: Sequence[Shape]) -> list[dict[str, Any]]:
     """What came of everything asked for; profiles and floors only where one ran (`preset=quick` asks for none)."""
+    recordings, shapes, arms = measured.recordings, measured.shapes, measured.arms
     rows: list[dict[str, Any]] = []
-    for variant in asked:
+    for variant in measured.asked:
         name = variant.name
         inspected = recordings.inspects.get(name)
         if inspected is None:
@@ -645,7 +678,7 @@ def _coverage_rows(
             status, reason = "not run", f"{name} has no profile CSV."
             rows += [
                 {"variant": name, "what": "profile", **_where(shape), "status": status, "reason": reason}
-                for shape in _profiled(experiment, shapes)
+                for shape in profiled
             ]
         elif profile is not None:
             for (m, n, k), group in profile.frame.groupby(["m", "n", "k"]):
@@ -660,9 +693,9 @@ def _coverage_rows(
                         "reason": reason,
                     }
                 )
-    floor_name = experiment.floor_variant.name
-    for shape in shapes if floor_arms else []:
-        found = [job[shape][floor_name] for job in floor_arms if floor_name in job.get(shape, {})]
+    floor_name = measured.experiment.floor_variant.name
+    for shape in shapes if measured.floor_arms else []:
+        found = [job[shape][floor_name] for job in measured.floor_arms if floor_name in job.get(shape, {})]
         failed = next((arm for arm in found if arm.status != "ok"), None)
         arm = failed or (found[0] if found else Arm("not run", "No floor job timed this shape."))
         rows.append(
