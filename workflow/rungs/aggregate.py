@@ -317,7 +317,7 @@ def disagreements(experiment: Experiment, sweeps: Mapping[str, Recording]) -> di
     for name, recording in sweeps.items():
         machine = (str(_at(recording.manifest, ("software", "torch"))), str(_at(recording.manifest, ("gpu", "name"))))
         for shape in recording.manifest.get("shapes", []):
-            if digest := shape.get("result_sha256"):
+            if digest := shape.get("result_fingerprint", shape.get("result_sha256")):
                 contract = shape.get("contract") or experiment.contract(experiment.variant(name))
                 groups[(contract, (int(shape["m"]), int(shape["n"]), int(shape["k"])), *machine)][name] = digest
     found = {}
