@@ -234,7 +234,7 @@ def write_sweep(results: Path, world: World, variant: Variant, job: int = 0) -> 
                 "bytes_between_uses": 3 * 2 * shape[0] * shape[2],
                 "error": 0.0017,
             }
-            described |= {"result_sha256": digest, "contract": contract}
+            described |= {"result_fingerprint": digest, "contract": contract}
         shapes.append(described)
     manifest = {
         "kind": "sweep",
