@@ -17,9 +17,9 @@ include: "workflow/rules/common.smk"
 rule all:
     default_target: True
     input:
-        evidence(),
-        sweeps(),
-        profiles(),
+        evidence(WHOLE),
+        sweeps(WHOLE),
+        profiles(WHOLE),
         figures(),
         tables(),
         verdict(),
@@ -35,6 +35,8 @@ rule factorial:
     input:
         evidence(factorial=True),
         sweeps(factorial=True),
+        profiles(factorial=True),
+        effects(live=True),
 
 
 rule sweeps:
@@ -55,15 +57,15 @@ rule heatmap:
 
 rule tables:
     input:
-        sweeps(),
-        profiles(),
+        sweeps(WHOLE),
+        profiles(WHOLE),
         tables(),
 
 
 rule report:
     input:
-        sweeps(),
-        profiles(),
+        sweeps(WHOLE),
+        profiles(WHOLE),
         figures(),
         tables(),
 

@@ -23,11 +23,35 @@ rule aggregate:
         " --experiment {wildcards.experiment:q} --arch {params.arch:q} --variants {params.variants:q} &> {log:q}"
 
 
+rule effects:
+    """Average what each level buys over every combination of the other factors; a ladder shows one of them."""
+    input:
+        measured_factorial,
+        experiment="config/experiments/{experiment}.yaml",
+    output:
+        expand(
+            "results/{{results_set}}/data/{{experiment}}/{kind}.csv",
+            kind=FACTORIAL_DATA,
+        ),
+    log:
+        "logs/{results_set}/effects/{experiment}.log",
+    conda:
+        "../../envs/environment.yaml"
+    params:
+        python=PYTHON,
+        arch=arch_of,
+        limits=limits,
+        code=module_hash("effects", "aggregate", "stats", "bootstrap"),
+    shell:
+        "{params.python:q} -m rungs effects --results results/{wildcards.results_set:q}"
+        " --experiment {wildcards.experiment:q} --arch {params.arch:q} &> {log:q}"
+
+
 rule verdict:
     """The last rule: fail the run when any variant failed, after everything else is done."""
     input:
-        evidence=evidence(),
-        coverage=[f"{LIVE}/data/{e}/coverage.csv" for e in run.experiments] if run.gpu else [],
+        evidence=evidence(WHOLE),
+        coverage=coverages(),
         rendered=[*figures(), *tables()],
     output:
         "results/{live}/data/verdict.json",

@@ -29,6 +29,8 @@ if workflow.is_main_process:
 PYTHON = sys.executable
 LIVE = f"results/{run.results}"
 RECORDED = [f"recorded/{name}" for name in run.recorded]
+WHOLE = run.chosen_ladders is None
+"""Whether `all` has the factorials in it: not where ladders were chosen."""
 
 
 def either(names):
@@ -127,16 +129,34 @@ def floor_csvs(experiment):
     return [] if run.twins else [f"{LIVE}/csv/floor/{experiment}/{job}.csv" for job in (1, 2, 3)]
 
 
-def profiles():
+def profiles(factorial=False):
     if not (run.gpu and run.profiling):
         return []
-    return [f"{LIVE}/csv/profile/{e}/{v.name}.csv" for e in run.experiments for v in run.variants(e)]
+    return [f"{LIVE}/csv/profile/{e}/{v.name}.csv" for e in run.experiments for v in run.variants(e, factorial)]
 
 
 def rendered_sets():
     """(set, experiment, ladders) of all that is drawn and tabulated: this run's and the recorded ones."""
     live = [(run.results, e, run.ladders(e)) for e in run.experiments] if run.gpu else []
     return live + [(s, e, ladders) for s in RECORDED for e, ladders in settings.recorded_ladders(s).items()]
+
+
+def rendered_factorials(live=WHOLE):
+    """(set, experiment) of each factorial that is drawn and tabulated."""
+    own = [(run.results, e) for e in run.factorials] if run.gpu and live else []
+    return own + [(s, e) for s in RECORDED for e in settings.recorded_factorials(s)]
+
+
+def effects(live=WHOLE):
+    return [f"results/{s}/data/{e}/{kind}.csv" for s, e in rendered_factorials(live) for kind in FACTORIAL_DATA]
+
+
+def coverages():
+    """What this run measured and what came of it."""
+    if not run.gpu:
+        return []
+    factorials = [f"{LIVE}/data/{e}/factorial_coverage.csv" for e in run.factorials] if WHOLE else []
+    return [f"{LIVE}/data/{e}/coverage.csv" for e in run.experiments] + factorials
 
 
 def figures(kind=""):
@@ -160,17 +180,30 @@ def verdict():
 
 
 def measured(wildcards):
-    """Every CSV and manifest that a set's tables are made from."""
-    if wildcards.results_set != run.results:
-        return settings.recorded_inputs(wildcards.results_set, wildcards.experiment)
-    e = wildcards.experiment
-    csvs = [f"{LIVE}/csv/sweep/{e}/{v.name}.csv" for v in run.variants(e)] + floor_csvs(e)
-    csvs += [f"{LIVE}/csv/profile/{e}/{v.name}.csv" for v in run.variants(e)] if run.profiling else []
-    inspected = [f"{LIVE}/csv/inspect/{run.arch}/{v.name}.csv" for v in run.variants(e)]
+    """Every CSV and manifest that the tables of a set's ladders are made from."""
+    s, e = wildcards.results_set, wildcards.experiment
+    if s != run.results:
+        return settings.recorded_inputs(s, e, settings.recorded_rungs(s, e))
+    return measured_here(e, run.variants(e))
+
+
+def measured_factorial(wildcards):
+    """Every CSV and manifest that a factorial's tables are made from."""
+    s, e = wildcards.results_set, wildcards.experiment
+    if s != run.results:
+        return settings.recorded_inputs(s, e, settings.recorded_variants(s, e))
+    return measured_here(e, run.variants(e, factorial=True))
+
+
+def measured_here(experiment, variants):
+    csvs = [f"{LIVE}/csv/sweep/{experiment}/{v.name}.csv" for v in variants] + floor_csvs(experiment)
+    csvs += [f"{LIVE}/csv/profile/{experiment}/{v.name}.csv" for v in variants] if run.profiling else []
+    inspected = [f"{LIVE}/csv/inspect/{run.arch}/{v.name}.csv" for v in variants]
     return csvs + [path.removesuffix(".csv") + ".json" for path in csvs] + inspected
 
 
 DATA = ("shapes", "steps", "changes", "floor", "counters", "coverage")
+FACTORIAL_DATA = ("corners", "effects", "factorial_coverage")
 
 
 def data_of(wildcards):
@@ -187,7 +220,7 @@ def data_of_set(wildcards):
 
 def variants_in(wildcards):
     if wildcards.results_set != run.results:
-        return settings.recorded_variants(wildcards.results_set, wildcards.experiment)
+        return settings.recorded_rungs(wildcards.results_set, wildcards.experiment)
     return [v.name for v in run.variants(wildcards.experiment)]
 
 

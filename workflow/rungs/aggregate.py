@@ -22,6 +22,9 @@ from rungs.variants import Device, Experiment, Step, Variant, load_device, load_
 
 Shape = tuple[int, int, int]
 FRAMES = ("shapes", "steps", "changes", "floor", "counters", "coverage")
+TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
+WAVEFRONTS = "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_"
+"""Start of the names of the counters of shared-memory wavefronts: `<WAVEFRONTS>ldsm.sum`."""
 USED = ("ok", "flagged")
 """Statuses of a row that was timed; any other is a failure."""
 
@@ -365,6 +368,9 @@ DIGITS = {
     "floor_percent": 4,
     "within_percent": 4,
     "between_percent": 4,
+    "least_percent": 4,
+    "most_percent": 4,
+    "tensor_busy_percent": 2,
 }
 
 
@@ -527,8 +533,9 @@ def _judge(median: stats.Median, floor: stats.Floor | None, claims: int, reason:
 
 
 def _class(experiment: Experiment, device: Device, shape: Shape, sms: int | None) -> str:
-    values = experiment.values(experiment.floor_variant)
-    tile = values["TILE_M"], values["TILE_N"], values["TILE_K"]
+    """The class of a shape, the same for the whole experiment: by the tile of the binary that its floor is measured with."""
+    macros = experiment.macros(experiment.floor_variant, device)
+    tile = macros["TILE_M"], macros["TILE_N"], macros["TILE_K"]
     return stats.shape_class(shape, tile, device.pinned(experiment.name), sms or 1)
 
 

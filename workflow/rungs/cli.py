@@ -95,6 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--arch", required=True)
     p.add_argument("--variants", nargs="+", required=True)
 
+    p = verb("effects", _effects, "what each level of a factor buys over every combination of the others")
+    p.add_argument("--results", type=Path, required=True)
+    p.add_argument("--experiment", required=True)
+    p.add_argument("--arch", required=True)
+
     p = verb("plot", _plot, "draw one figure of a results set")
     p.add_argument("kind", choices=("heatmap", "ladder"))
     p.add_argument("--results", type=Path, required=True)
@@ -284,6 +289,12 @@ def _aggregate(a: argparse.Namespace) -> None:
     from rungs import aggregate
 
     aggregate.run(a.results, a.experiment, a.arch, a.variants)
+
+
+def _effects(a: argparse.Namespace) -> None:
+    from rungs import effects
+
+    effects.run(a.results, a.experiment, a.arch)
 
 
 def _plot(a: argparse.Namespace) -> None:

@@ -298,7 +298,7 @@ def _data_links(
         )
     yield Link(f"{path}: {len(rows)} rows of {value}", True)
     results_set = results.resolve().relative_to(Path("results").resolve()).as_posix()
-    variants = settings.recorded_variants(results_set, experiment.name)
+    variants = settings.recorded_rungs(results_set, experiment.name)
     try:
         remade = aggregate.aggregate(results, experiment, settings.recorded_arch(results_set), variants)[kind]
     except RungsError as error:  # a file that was changed by hand is a link that does not hold

@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -67,9 +67,14 @@ class Run:
         known = self.experiments[experiment].ladders
         return [name for name in known if self.chosen_ladders is None or name in self.chosen_ladders]
 
+    @property
+    def factorials(self) -> list[str]:
+        """The experiments whose every combination of levels can be asked for; none of a quick look's."""
+        return [] if self.twins else [name for name, experiment in self.experiments.items() if experiment.factorial]
+
     def variants(self, experiment: str, factorial: bool = False) -> list[Variant]:
-        """Each variant on the chosen ladders once, or every estimable one."""
-        if factorial:
+        """Each variant on the chosen ladders once, or with `factorial` every estimable one where one is declared."""
+        if factorial and experiment in self.factorials:
             return self.experiments[experiment].estimable()
         ladders = self.experiments[experiment].ladders
         rungs = itertools.chain.from_iterable(ladders[name].rungs.values() for name in self.ladders(experiment))
@@ -254,6 +259,19 @@ def recorded_variants(results_set: str, experiment: str) -> list[str]:
     return [path.stem for path in sorted((Path("results") / results_set / "csv" / "sweep" / experiment).glob("*.csv"))]
 
 
+def recorded_rungs(results_set: str, experiment: str) -> list[str]:
+    """Those of them that the ladders' tables show: all but the variants that only a factorial measures."""
+    declared = load_experiment(experiment)
+    alone = {variant.name for variant in declared.off_ladder()} if declared.factorial else set()
+    return [name for name in recorded_variants(results_set, experiment) if name not in alone]
+
+
+def recorded_factorials(results_set: str) -> list[str]:
+    """The experiments of which the set holds more than ladders: variants that only a factorial measures."""
+    experiments = recorded_experiments(results_set)
+    return [e for e in experiments if len(recorded_rungs(results_set, e)) < len(recorded_variants(results_set, e))]
+
+
 def recorded_ladders(results_set: str) -> dict[str, list[str]]:
     """Experiment -> the ladders of which every rung has a sweep in the set."""
     found = {}
@@ -264,18 +282,16 @@ def recorded_ladders(results_set: str) -> dict[str, list[str]]:
     return found
 
 
-def recorded_inputs(results_set: str, experiment: str) -> list[str]:
-    """Every CSV and manifest of the set that its tables are made from."""
-    csv = Path("results") / results_set / "csv"
-    folders = [
-        *(csv / kind / experiment for kind in ("sweep", "floor", "profile")),
-        csv / "inspect" / recorded_arch(results_set),
-    ]
-    return [
-        path.as_posix() for folder in folders for path in sorted(folder.glob("*")) if path.suffix in (".csv", ".json")
-    ]
+def recorded_inputs(results_set: str, experiment: str, variants: Sequence[str]) -> list[str]:
+    """Every CSV and manifest of the set that tables of these variants are made from."""
+    csv, names = Path("results") / results_set / "csv", set(variants)
+    folders = [*(csv / kind / experiment for kind in ("sweep", "profile")), csv / "inspect" / recorded_arch(results_set)]
+    files = [path for folder in folders for path in sorted(folder.glob("*")) if path.stem in names]
+    files += sorted((csv / "floor" / experiment).glob("*"))
+    return [path.as_posix() for path in files if path.suffix in (".csv", ".json")]
 
 
+@functools.cache
 def recorded_arch(results_set: str) -> str:
     """The architecture that the set was measured on. Raises RungsError where its manifests do not say one."""
     found = {

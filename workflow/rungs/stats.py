@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+
+from scipy.special import stdtrit
 
 from rungs.bootstrap import FEWEST, Median, block_length, median_error, median_interval
 
 __all__ = [
     "FEWEST",
+    "Effect",
     "Floor",
     "Median",
+    "Spread",
     "block_length",
     "claim_level",
     "floor_of",
     "log_ratio",
+    "mean_effect",
     "median_error",
     "median_interval",
     "percent",
     "rounds_to_decide",
     "shape_class",
+    "spread_of",
     "verdict",
 ]
 
@@ -116,3 +122,67 @@ def floor_of(twin: Mapping[T, Sequence[float]], other: Mapping[Hashable, Sequenc
     if not within:
         return None
     return Floor(max(within), max(between) if between else None, len(twin), jobs)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """By how much one quantity differs from job to job: a standard deviation and its degrees of freedom."""
+
+    deviation: float
+    freedom: int
+
+
+def spread_of(medians: Iterable[Sequence[float]]) -> Spread | None:
+    """The spread over jobs, pooled over shapes: `medians` has per shape one value per job. None under two jobs.
+
+    Each shape has a mean of its own and brings (jobs - 1) degrees of freedom; the deviations are taken as independent from
+    shape to shape. What the bootstrap error of a job adds to it stays in, so that the spread is rather too large.
+    """
+    squares, freedom = 0.0, 0
+    for values in medians:
+        mean = sum(values) / len(values) if values else 0.0
+        squares += sum((value - mean) ** 2 for value in values)
+        freedom += max(len(values) - 1, 0)
+    return Spread(math.sqrt(squares / freedom), freedom) if freedom else None
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A mean over contexts with its standard error and that error's degrees of freedom. A log-ratio."""
+
+    value: float
+    error: float
+    freedom: float
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Symmetric Student interval; infinite where the error is not known."""
+        if not math.isfinite(self.error):
+            return -math.inf, math.inf
+        half = float(stdtrit(self.freedom, 0.5 + level / 2)) * self.error
+        return self.value - half, self.value + half
+
+
+def mean_effect(pairs: Sequence[tuple[Median, Median]], spread: Spread | None) -> Effect:
+    """Mean over contexts of target minus source: each pair is (source, target), log-ratios to the control of two jobs.
+
+    With n pairs, each job's own error e (bootstrap) and the deviation t from job to job, the variance of the mean is
+
+        sum over pairs of (e_source^2 + e_target^2 + 2 t^2) / n^2
+
+    since every variant has a job of its own and stands in one context, so that all terms are independent. The contexts are
+    those that there are, not a sample of more: how the gain differs between them is no error. Degrees of freedom by
+    Satterthwaite (Biometrics Bulletin 2, 1946). Without a spread there is no error. Raises ValueError without a pair.
+    """
+    n = len(pairs)
+    if not n:
+        raise ValueError("there is no mean over no contexts")
+    value = sum(target.value - source.value for source, target in pairs) / n
+    if spread is None:
+        return Effect(value, math.inf, 1.0)
+    parts = [((median.error / n) ** 2, median.freedom) for pair in pairs for median in pair]
+    parts.append((2 * spread.deviation**2 / n, spread.freedom))
+    variance = sum(part for part, _ in parts)
+    if not math.isfinite(variance):
+        return Effect(value, math.inf, 1.0)
+    weight = sum(part**2 / freedom for part, freedom in parts)
+    return Effect(value, math.sqrt(variance), variance**2 / weight if weight else 1.0)

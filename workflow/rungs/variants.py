@@ -205,6 +205,11 @@ class Experiment:
                 continue
         return found
 
+    def off_ladder(self) -> list[Variant]:
+        """The variants that only the factorial measures."""
+        rungs = {variant for ladder in self.ladders.values() for variant in ladder.rungs.values()}
+        return [variant for variant in self.estimable() if variant not in rungs]
+
     def contract(self, variant: Variant) -> str:
         """Variants of one numeric contract give bitwise equal results: they sum K in the same order."""
         named = [self.factors[name].levels[value].contract for name, value in variant.levels]

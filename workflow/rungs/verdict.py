@@ -19,7 +19,7 @@ def failures(inputs: Sequence[Path]) -> list[dict[str, str]]:
     """Variant, what, status and reason of every failed row of coverage and inspect CSVs, each failure once."""
     found: list[dict[str, str]] = []
     for path in inputs:
-        coverage = path.name == "coverage.csv"
+        coverage = path.name in ("coverage.csv", "factorial_coverage.csv")
         frame = schemas.read_csv("coverage" if coverage else "inspect", path)
         for row in frame[~frame["status"].isin(FINE)].to_dict("records"):
             shape = f" at {row['m']}x{row['n']}x{row['k']}" if coverage and row["k"] == row["k"] and row["k"] else ""
