@@ -92,9 +92,6 @@ class Session:
     def rotation(self) -> int:
         return 1 if self.l2 == "hot" else 4
 
-    def sha256(self) -> str:
-        return hashlib.sha256(repr((self.problem, self.fill)).encode()).hexdigest()
-
     # the protocol's Session: a clock that drifts by a fifth, with noise of 0.2 %
 
     def mhz(self) -> float:

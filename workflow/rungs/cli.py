@@ -250,17 +250,13 @@ def _measure_job(a: argparse.Namespace) -> int:
 
 
 def _launch(a: argparse.Namespace) -> None:
-    from rungs import gpu, measure
+    from rungs import launcher
+    from rungs.binary import load_binary
     from rungs.variants import load_device, load_experiment
 
     experiment = load_experiment(a.experiment)
-    binary = measure.load_binary(experiment, a.manifest)
-    session = gpu.Session(a.gpu)
-    session.load("rung", experiment, binary.variant, load_device(a.arch), binary.cubin)
-    session.set_problem(a.shape, "normal", 1)
-    for _ in range(3):
-        session.launch("rung")
-    session.torch.cuda.synchronize()
+    binary = load_binary(experiment, a.manifest)
+    launcher.run(a.gpu, experiment, binary.variant, load_device(a.arch), binary.cubin, a.shape)
 
 
 def _profile(a: argparse.Namespace) -> None:

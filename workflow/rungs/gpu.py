@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cuda.bindings import driver
+
+from rungs import launcher
 from rungs import plan as plans
 from rungs.errors import RungsError
 from rungs.variants import Device, Experiment, Variant
@@ -41,7 +43,7 @@ class Arm:
     variant: Variant
     device: Device
     function: Any
-    launches: list[Any] = field(default_factory=list)
+    launches: list[Callable[[], None]] = field(default_factory=list)
 
 
 @dataclass
@@ -74,9 +76,8 @@ class Session:
         os.environ["CUDA_VISIBLE_DEVICES"] = uuid
         os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
         import torch
-        from cuda.bindings import driver
 
-        self.torch, self.driver = torch, driver
+        self.torch = torch
         if not torch.cuda.is_available():
             raise RungsError(f"CUDA does not start on GPU {uuid}: check the driver with nvidia-smi.")
         torch.cuda.init()
@@ -94,21 +95,10 @@ class Session:
 
     # ---- binaries ----------------------------------------------------------------------------------------------------
 
-    def _check(self, result: Any, what: str) -> Any:
-        error, *values = result
-        if error != self.driver.CUresult.CUDA_SUCCESS:
-            name = self.driver.cuGetErrorName(error)[1]
-            raise RungsError(f"{what} failed with {name.decode() if isinstance(name, bytes) else name}.")
-        return values[0] if len(values) == 1 else values
-
     def _function(self, cubin: Path, entry: str) -> Any:
-        nothing: tuple[list[Any], list[Any], int] = ([], [], 0)
-        library = self._check(
-            self.driver.cuLibraryLoadFromFile(str(cubin).encode(), *nothing, *nothing), f"Loading {cubin}"
-        )
+        library, function = launcher.load_function(cubin, entry)
         self._keep.append(library)
-        kernel = self._check(self.driver.cuLibraryGetKernel(library, entry.encode()), f"Finding {entry} in {cubin}")
-        return self._check(self.driver.cuKernelGetFunction(kernel), f"Finding {entry} in {cubin}")
+        return function
 
     def load_stamp(self, cubin: Path) -> None:
         """The clock-stamp kernel; its slots hold one row per SM: clock64, globaltimer.
@@ -125,22 +115,7 @@ class Session:
         Raises Refused where its shared memory does not fit and RungsError where the occupancy is not the pinned one.
         """
         function = self._function(cubin, experiment.entry)
-        smem, attribute = plans.smem_bytes(experiment, variant, device), self.driver.CUfunction_attribute
-        for name, value in (
-            (attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem),
-            (attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
-        ):
-            self._check(self.driver.cuFuncSetAttribute(function, name, value), f"Setting {name.name} of {variant.name}")
-        found = self._check(
-            self.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, plans.threads(experiment, variant), smem),
-            f"Occupancy of {variant.name}",
-        )
-        pinned = device.pinned(experiment.name)
-        if found != pinned:
-            raise RungsError(
-                f"{variant.name} gets {found} CTAs per SM on this GPU where {experiment.name} pins {pinned}: occupancy would be"
-                f" a second factor, so correct ctas_per_sm in config/devices/{device.arch}.yaml."
-            )
+        launcher.allow_shared_memory(function, experiment, variant, device)
         self.arms[arm] = Arm(experiment, variant, device, function)
 
     # ---- problem -----------------------------------------------------------------------------------------------------
@@ -164,7 +139,8 @@ class Session:
         self.sets = [first, *copies]
         # fp64 for random data; fp32 is exact for the integers, and rounds to bf16 once, as the kernels do.
         exact = torch.float32 if fill == "integer" else torch.float64
-        self.reference = a.to(exact) @ b.to(exact).t()
+        self.fill, self.reference = fill, a.to(exact) @ b.to(exact).t()
+        self.rounded = self.reference.to(torch.bfloat16)
         for arm in self.arms.values():
             arm.launches = [self._prepare(arm, problem, buffers) for buffers in self.sets]
         self.torch.cuda.synchronize()
@@ -175,55 +151,13 @@ class Session:
         """Buffer sets: a graph of a multiple of these ends with the last one, and the next starts with the first."""
         return len(self.sets)
 
-    def _prepare(self, arm: Arm, problem: tuple[int, int, int], buffers: Buffers) -> Any:
-        """A launch configuration and the kernel's parameters, held by the closure that launches them."""
-        driver = self.driver
+    def _prepare(self, arm: Arm, problem: tuple[int, int, int], buffers: Buffers) -> Callable[[], None]:
+        """What launches the arm on these buffers."""
         b = buffers.b_nk if plans.b_is_n_by_k(arm.experiment, arm.variant) else buffers.b_kn
         addresses = {"a": buffers.a.data_ptr(), "b": b.data_ptr(), "c": buffers.c.data_ptr()}
         plan = plans.plan(arm.experiment, arm.variant, arm.device, problem, addresses, self.sms)
-        values: list[Any] = []
-        for parameter in plan.params:
-            if isinstance(parameter, plans.TensorMap):
-                values.append(self._encode(parameter, arm.variant.name))
-            else:
-                value, size = parameter
-                values.append((ctypes.c_uint64 if size == 8 else ctypes.c_uint32)(value))
-        pointers = (ctypes.c_void_p * len(values))(
-            *(v.getPtr() if hasattr(v, "getPtr") else ctypes.addressof(v) for v in values)
-        )
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = plan.grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = plan.block
-        config.sharedMemBytes = plan.smem_bytes
-        config.numAttrs = 0
-
-        def launch(held: tuple[Any, ...] = (values, pointers, config)) -> None:
-            config.hStream = self.torch.cuda.current_stream().cuda_stream
-            result = driver.cuLaunchKernelEx(config, arm.function, ctypes.addressof(held[1]), 0)
-            self._check(result, f"Launching {arm.variant.name}")
-
-        return launch
-
-    def _encode(self, tensor_map: plans.TensorMap, name: str) -> Any:
-        driver = self.driver
-        u64, u32 = driver.cuuint64_t, driver.cuuint32_t
-        prefix = "CU_TENSOR_MAP_"
-        return self._check(
-            driver.cuTensorMapEncodeTiled(
-                driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                len(tensor_map.dims),
-                tensor_map.address,
-                [u64(extent) for extent in tensor_map.dims],
-                [u64(stride) for stride in tensor_map.strides],
-                [u32(extent) for extent in tensor_map.box],
-                [u32(1)] * len(tensor_map.dims),
-                driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-                getattr(driver.CUtensorMapSwizzle, f"{prefix}SWIZZLE_{tensor_map.swizzle.upper()}"),
-                getattr(driver.CUtensorMapL2promotion, f"{prefix}L2_PROMOTION_L2_{tensor_map.l2_promotion}"),
-                driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-            ),
-            f"Encoding a tensor map of {name}",
-        )
+        launch = launcher.prepare(arm.function, plan, arm.variant.name)
+        return lambda: launch(self.stream.cuda_stream)
 
     # ---- launching and checking --------------------------------------------------------------------------------------
 
@@ -245,36 +179,34 @@ class Session:
             buffers.c.fill_(float("nan"))
 
     def outcome(self, arm: str, replay: bool = False) -> Outcome:
-        """Poison C, launch (or replay the timed graph), and compare every buffer set that was written with the reference."""
+        """Poison C, launch, and compare C with the reference; or replay the timed graph and only fingerprint every set."""
         self.poison()
         if replay:
             self.replay(arm)
         else:
             self.launch(arm)
         self.torch.cuda.synchronize()
-        first = self.sets[0].c
-        written = self.sets[: self.captured] if replay else self.sets[:1]
-        unwritten = sum(int(self.torch.isnan(buffers.c).sum()) for buffers in written)
-        expected = self.reference.to(self.torch.bfloat16)
-        difference = (first.to(self.reference.dtype) - self.reference).norm() / self.reference.norm()
-        equal = all(bool(self.torch.equal(buffers.c, expected)) for buffers in written)
-        return Outcome(unwritten, equal, float(difference), self._fingerprint(first))
+        results = [buffers.c for buffers in (self.sets[: self.captured] if replay else self.sets[:1])]
+        unwritten = sum(int(self.torch.isnan(c).sum()) for c in results)
+        bits = [self._fingerprint(c) for c in results]
+        if any(other != bits[0] for other in bits):
+            bits = [f"{len(set(bits))} different results"]
+        if replay:
+            return Outcome(unwritten, False, math.nan, bits[0])
+        equal = self.fill == "integer" and bool(self.torch.equal(results[0], self.rounded))
+        difference = float((results[0].to(self.reference.dtype) - self.reference).norm() / self.reference.norm())
+        return Outcome(unwritten, equal, difference, bits[0])
 
     def _fingerprint(self, c: Any) -> str:
-        """128 bits over the bits of C: two weighted sums in wrapping 64-bit integers, in which the order does not matter.
+        """128 bits over the bits of C, four elements to a word: two sums of the words, weighted by their place.
 
-        SHA-256 would take 32 MB of a 4096 x 4096 result to the host for each arm, three times a shape.
+        The integers wrap, and every weight is odd, so that a change of one word changes both sums. SHA-256 would take the
+        32 MB of a 4096 x 4096 result to the host for each arm, three times a shape.
         """
-        torch = self.torch
-        bits = c.view(torch.int16).reshape(-1).to(torch.int64)
-        place = torch.arange(1, bits.numel() + 1, dtype=torch.int64, device=bits.device)
-        sums = [int((bits * (place * odd ^ odd)).sum()) & (1 << 64) - 1 for odd in _ODD]
+        words = c.view(self.torch.int64).reshape(-1)
+        place = self.torch.arange(words.numel(), dtype=self.torch.int64, device=words.device)
+        sums = [int((words * (place * odd | 1)).sum()) & (1 << 64) - 1 for odd in _ODD]
         return "".join(f"{value:016x}" for value in sums)
-
-    def sha256(self) -> str:
-        """Of the bytes of C, row-major, as the last `outcome` left them."""
-        data = self.sets[0].c.view(self.torch.int16).cpu().numpy()
-        return hashlib.sha256(data.tobytes()).hexdigest()
 
     # ---- the protocol's Session --------------------------------------------------------------------------------------
 
@@ -284,9 +216,13 @@ class Session:
         self.torch.cuda.synchronize()
         self.captured = launches
         graph = self.torch.cuda.CUDAGraph()
-        with self.torch.cuda.graph(graph, stream=self.stream):
+        # Not torch.cuda.graph, which gives all free memory back to the driver first: it is needed again at once.
+        graph.capture_begin()
+        try:
             for index in range(launches):
                 self.launch(arm, index % len(self.sets))
+        finally:
+            graph.capture_end()
         self.graphs[arm] = graph
 
     def replay(self, arm: str) -> None:
@@ -305,10 +241,10 @@ class Session:
         target = ctypes.c_uint64(self._stamps[slot].data_ptr())
         pointer = (ctypes.c_void_p * 1)(ctypes.addressof(target))
         stream = self.stream.cuda_stream
-        result = self.driver.cuLaunchKernel(
+        result = driver.cuLaunchKernel(
             self._stamp_function, self.sms, 1, 1, 1, 1, 1, 0, stream, ctypes.addressof(pointer), 0
         )
-        self._check(result, "Launching the clock stamp")
+        launcher.check(result, "Launching the clock stamp")
         return slot
 
     def wait(self, event: Any) -> None:

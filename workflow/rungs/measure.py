@@ -18,12 +18,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rungs import __version__, clock, protocol, schemas, warm
-from rungs.errors import Refused, RungsError
+from rungs.binary import load_binary
+from rungs.errors import Refused
 from rungs.files import ROOT, read_json, sha256_file, write_json
 from rungs.plan import check_problem
 from rungs.variants import Experiment, Variant, load_device, load_experiment
@@ -39,33 +40,6 @@ SESSION = "session.json"
 """What a child writes last; the other names in a job's folder are those of its parts."""
 LOAD_PROBLEM = (4096, 4096, 4096)
 """What the control runs while a lock is tried: it draws as much power as any shape of a sweep."""
-
-
-@dataclass(frozen=True)
-class Binary:
-    """One variant's binary as its build manifest describes it."""
-
-    variant: Variant
-    cubin: Path
-    manifest: Mapping[str, Any]
-
-    def provenance(self) -> dict[str, str]:
-        return {
-            "variant": self.variant.name,
-            **{key: self.manifest[key] for key in ("build_id", "source_hash", "cubin_sha256")},
-        }
-
-
-def load_binary(experiment: Experiment, manifest_path: Path) -> Binary:
-    """Raises RungsError for a binary that is not the one of its manifest, Refused for a variant that has none."""
-    manifest = schemas.read_manifest(manifest_path)
-    variant = experiment.variant(manifest["variant"])
-    if manifest["status"] != "ok":
-        raise Refused(manifest["reason"], manifest["status"])
-    cubin = manifest_path.with_suffix(".cubin")
-    if sha256_file(cubin) != manifest["cubin_sha256"]:
-        raise RungsError(f"{cubin} is not the binary of {manifest_path}: delete its folder and build it again.")
-    return Binary(variant, cubin, manifest)
 
 
 # ---- the process that measures ---------------------------------------------------------------------------------------
@@ -167,7 +141,7 @@ def _measure(
         outcome = session.outcome(arm)
         bits[arm] = outcome.bits
         if arm == rung:
-            error, result_sha256 = outcome.error, session.sha256()
+            error = outcome.error
         if outcome.unwritten or not outcome.error < BOUND:
             excluded.setdefault(
                 arm, f"{_title(session, arm)} has a relative error of {outcome.error:.2g}{_extent(outcome)}"
@@ -209,7 +183,7 @@ def _measure(
         "stop": stop,
         "bytes_between_uses": between,
         "error": float(f"{error:.3g}"),
-        "result_sha256": result_sha256,
+        "result_fingerprint": bits[rung],
         "contract": experiment.contract(session.arms[rung].variant),
         "excluded": excluded,
         "lost": lost,

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rungs import clock, measure
+from rungs.binary import load_binary
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT
 from rungs.plan import check_problem
@@ -327,7 +328,7 @@ def profile(
     failure: tuple[str, str] | None = None
     provenance: Mapping[str, str] = {"variant": variant.name}
     try:
-        provenance = measure.load_binary(experiment, manifest_path).provenance()
+        provenance = load_binary(experiment, manifest_path).provenance()
     except Refused as refusal:
         failure = refusal.status, str(refusal)
     tool = ""

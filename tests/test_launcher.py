@@ -1,0 +1,134 @@
+"""The launcher that a profiler watches: on a driver that only writes down what it is asked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from rungs import launcher
+from rungs import plan as plans
+from rungs.errors import RungsError
+from rungs.variants import load_device, load_experiment
+
+EXPERIMENT = load_experiment("gemm")
+DEVICE = load_device("sm_90a")
+PROBLEM = (256, 384, 512)
+OPERAND_BYTES = [256 * 512 * 2, 384 * 512 * 2]
+
+
+class Driver:
+    """Answers every call as a GPU would; `calls` are their names, `refuses` is the name of one that fails."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0)
+    CUfunction_attribute = launcher.driver.CUfunction_attribute
+    CUdevice_attribute = launcher.driver.CUdevice_attribute
+    CUlaunchConfig = SimpleNamespace
+
+    def __init__(self, refuses: str = "", ctas: int = 2) -> None:
+        self.calls, self.copied, self.launched, self.attributes = [], [], [], {}
+        self.refuses, self.ctas, self.next = refuses, ctas, 1 << 30
+
+    def cuGetErrorName(self, error: int) -> tuple[int, bytes]:
+        return 0, b"CUDA_ERROR_ILLEGAL_ADDRESS"
+
+    def cuMemAlloc(self, size: int) -> tuple[int, int]:
+        self.next += size
+        return 0, self.next - size
+
+    def cuMemcpyHtoD(self, target: int, source: int, size: int) -> tuple[int]:
+        self.copied.append(size)
+        return (0,)
+
+    def cuFuncSetAttribute(self, function: str, name: object, value: int) -> tuple[int]:
+        self.attributes[name.name] = value
+        return (0,)
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, *_: object) -> tuple[int, int]:
+        return 0, self.ctas
+
+    def cuLaunchKernelEx(self, config: SimpleNamespace, *_: object) -> tuple[int]:
+        self.launched.append(dict(vars(config)))
+        return (0,)
+
+    def __getattribute__(self, name: str) -> object:
+        own = object.__getattribute__
+        if not name.startswith("cu") or name == "cuGetErrorName":
+            return own(self, name)
+        own(self, "calls").append(name)
+        if name == own(self, "refuses"):
+            return lambda *_: (1,)
+        try:
+            return own(self, name)
+        except AttributeError:
+            return lambda *_: (0, 132) if name == "cuDeviceGetAttribute" else (0, name)
+
+
+def launch(monkeypatch, variant: str, problem: tuple[int, int, int] = PROBLEM, **options: object) -> Driver:
+    fake = Driver(**options)
+    monkeypatch.setattr(launcher, "driver", fake)
+    monkeypatch.setattr(launcher, "encode", lambda tensor_map, name: SimpleNamespace(getPtr=lambda: tensor_map.address))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    launcher.run("GPU-1", EXPERIMENT, EXPERIMENT.variant(variant), DEVICE, "gemm.cubin", problem)
+    return fake
+
+
+@pytest.mark.parametrize("rung", ["B2", "B5", "A1"])
+def test_it_launches_the_plan_three_times_on_operands_of_the_problem_and_waits(monkeypatch, rung):
+    fake = launch(monkeypatch, rung)
+    variant = EXPERIMENT.variant(rung)
+    assert fake.copied == OPERAND_BYTES
+    assert len(fake.launched) == launcher.LAUNCHES == 3
+    assert fake.calls.index("cuCtxSynchronize") > fake.calls.index("cuLaunchKernelEx")
+    plan = plans.plan(EXPERIMENT, variant, DEVICE, PROBLEM, {"a": 16, "b": 16, "c": 16}, 132)
+    (first, *_) = fake.launched
+    assert (first["gridDimX"], first["blockDimX"], first["sharedMemBytes"]) == (6, 256, plan.smem_bytes)
+    assert fake.attributes["CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"] == plan.smem_bytes
+
+
+def test_it_sees_only_the_gpu_of_that_uuid(monkeypatch):
+    import os
+
+    launch(monkeypatch, "B3")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [("cuInit", "Starting CUDA"), ("cuLaunchKernelEx", "Launching abl_"), ("cuCtxSynchronize", "Running abl_")],
+)
+def test_what_the_driver_refuses_is_one_sentence(monkeypatch, call, what):
+    with pytest.raises(RungsError, match=rf"{what}.*failed with CUDA_ERROR_ILLEGAL_ADDRESS\."):
+        launch(monkeypatch, "B3", refuses=call)
+
+
+def test_another_occupancy_than_the_pinned_one_is_refused(monkeypatch):
+    with pytest.raises(RungsError, match="gets 1 CTAs per SM on this GPU where gemm pins 2"):
+        launch(monkeypatch, "B3", ctas=1)
+
+
+def test_bf16_is_rounded_to_the_nearest_and_ties_to_even():
+    values = np.random.default_rng(1).standard_normal(1 << 16, dtype=np.float32)
+    ties = (np.arange(0x3F80, 0x4080, dtype=np.uint32) << 16 | 0x8000).view(np.float32)
+    for given in (values, ties, -ties, np.array([0.0, -0.0, 1e-40, 3e38], np.float32)):
+        expected = torch.from_numpy(given).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+        np.testing.assert_array_equal(launcher.to_bf16(given), expected)
+
+
+def test_the_operands_are_normal_and_the_same_each_time():
+    first, second = (launcher.random_bf16(128, 256, np.random.default_rng(launcher.SEED)) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    numbers = torch.from_numpy(first.view(np.int16)).view(torch.bfloat16).float()
+    assert abs(float(numbers.mean())) < 0.02
+    assert abs(float(numbers.std()) - 1) < 0.02
+
+
+def test_launching_imports_nothing_heavy():
+    """torch takes 5 s to import under ncu, and each import is paid for every variant and shape."""
+    code = "import sys, rungs.cli, rungs.launcher, rungs.binary; print([m for m in ('torch', 'scipy', 'pandas') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

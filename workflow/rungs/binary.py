@@ -1,0 +1,40 @@
+"""A variant's binary and the build manifest beside it: what is timed, profiled or launched is what was built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rungs import schemas
+from rungs.errors import Refused, RungsError
+from rungs.files import sha256_file
+from rungs.variants import Experiment, Variant
+
+
+@dataclass(frozen=True)
+class Binary:
+    """One variant's binary as its build manifest describes it."""
+
+    variant: Variant
+    cubin: Path
+    manifest: Mapping[str, Any]
+
+    def provenance(self) -> dict[str, str]:
+        return {
+            "variant": self.variant.name,
+            **{key: self.manifest[key] for key in ("build_id", "source_hash", "cubin_sha256")},
+        }
+
+
+def load_binary(experiment: Experiment, manifest_path: Path) -> Binary:
+    """Raises RungsError for a binary that is not the one of its manifest, Refused for a variant that has none."""
+    manifest = schemas.read_manifest(manifest_path)
+    variant = experiment.variant(manifest["variant"])
+    if manifest["status"] != "ok":
+        raise Refused(manifest["reason"], manifest["status"])
+    cubin = manifest_path.with_suffix(".cubin")
+    if sha256_file(cubin) != manifest["cubin_sha256"]:
+        raise RungsError(f"{cubin} is not the binary of {manifest_path}: delete its folder and build it again.")
+    return Binary(variant, cubin, manifest)
