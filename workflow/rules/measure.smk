@@ -43,7 +43,7 @@ rule sweep:
         limits=limits,
         gpu=run.gpu_uuid,
         shapes=lambda wildcards: run.shapes_as_json(wildcards.experiment),
-        settings=run.measure_as_json,
+        settings=lambda wildcards: run.settings_as_json(wildcards.experiment, variant_of(wildcards)),
         time_limit=run.time_limit_s,
         protocol=module_hash("protocol"),
         twin="--twin" if run.twins else "",
@@ -81,7 +81,9 @@ rule floor:
         gpu=run.gpu_uuid,
         variant=lambda wildcards: run.experiments[wildcards.experiment].floor_variant.name,
         shapes=lambda wildcards: run.shapes_as_json(wildcards.experiment),
-        settings=run.measure_as_json,
+        settings=lambda wildcards: run.settings_as_json(
+            wildcards.experiment, run.experiments[wildcards.experiment].floor_variant
+        ),
         time_limit=run.time_limit_s,
         protocol=module_hash("protocol"),
     shell:

@@ -21,10 +21,10 @@ rule profile:
         gpu=run.gpu_uuid,
         ncu=run.ncu,
         l2=run.measure["l2"],
-        shapes=lambda wildcards: run.profile_shapes_as_json(wildcards.experiment),
+        shapes=lambda wildcards: run.profile_shapes_as_json(wildcards.experiment, variant_of(wildcards)),
         time_limit=run.time_limit_s,
         permission=lambda wildcards: run.profiling_permission,
-        code=module_hash("profile"),
+        code=module_hash("profile", "launcher"),
     shell:
         "{params.python:q} -m rungs profile --experiment {wildcards.experiment:q} --variant {wildcards.variant:q}"
         " --arch {params.arch:q} --gpu {params.gpu:q} --manifest {input.binary[0]:q} --ncu {params.ncu:q} --l2 {params.l2:q}"

@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     _measuring(p)
     p.add_argument("--manifests", type=Path, nargs="+", required=True, help="build manifests: the rung's first")
     p.add_argument("--stamp", type=Path, required=True, help="build manifest of the stamp kernel")
-    p.add_argument("--settings", type=json.loads, required=True, help="the config's `measure`, as JSON")
+    p.add_argument("--settings", type=json.loads, required=True, help="the protocol's settings, as JSON")
     p.add_argument("--twin", action="store_true", help="time the rung's binary against itself too (A/A)")
 
     p = verb("profile", _profile, "read a rung's counters with Nsight Compute")
@@ -219,7 +219,7 @@ def _sweep(a: argparse.Namespace) -> None:
     from rungs.variants import load_experiment
 
     experiment = load_experiment(a.experiment)
-    settings = protocol.Settings(**{k: v for k, v in a.settings.items() if k != "time_limit_s"})
+    settings = protocol.Settings(**a.settings)
     manifests = {schemas.read_manifest(path)["variant"]: path for path in a.manifests}
     measure.supervise(
         experiment,

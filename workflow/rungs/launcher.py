@@ -127,7 +127,10 @@ def run(
     Raises RungsError for what the driver refuses and for a launch that fails.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = uuid
-    check(driver.cuInit(0), "Starting CUDA")
+    try:
+        check(driver.cuInit(0), "Starting CUDA")
+    except RuntimeError:  # of the bindings, which look for the driver's library now
+        raise RungsError("There is no NVIDIA driver here: run this on a machine with a GPU.") from None
     handle = check(driver.cuDeviceGet(0), f"Finding GPU {uuid}")
     context = check(driver.cuDevicePrimaryCtxRetain(handle), f"Opening GPU {uuid}")
     check(driver.cuCtxSetCurrent(context), f"Opening GPU {uuid}")

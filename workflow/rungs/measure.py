@@ -50,6 +50,7 @@ def run_child(job_path: Path) -> int:
     from rungs import gpu
 
     job = read_json(job_path)
+    seconds = Phases(job["started"])
     parts = job_path.parent
     experiment, device = load_experiment(job["experiment"]), load_device(job["arch"])
     rung = experiment.variant(job["variant"])
@@ -57,16 +58,19 @@ def run_child(job_path: Path) -> int:
     chosen = next(g for g in clock.gpus() if g.uuid == job["gpu"])
     binaries = {name: load_binary(experiment, Path(path)) for name, path in job["binaries"].items()}
 
+    seconds.end("start")
     session = gpu.Session(chosen.uuid)
     session.load_stamp(Path(job["stamp"]).with_suffix(".cubin"))
     for arm, binary in binaries.items():
         session.load(arm, experiment, binary.variant, device, binary.cubin)
+    seconds.end("cuda")
     peak = device.bf16_flop_per_sm_cycle * session.sms
     load = None
     if job["clock"]["mode"] == "lock":
         session.set_problem(LOAD_PROBLEM, "normal", settings.seed)
         load = clock.under(chosen, session.busy)
     with clock.held(job["clock"], chosen, load) as held, clock.Sampler(chosen) as sampler:
+        seconds.end("clock")
         warm_seconds = settings.warmup_s
         # The largest first, right after the warm-up: what reaches the power limit is measured once the clock has found it.
         for index, shape in sorted(enumerate(map(tuple, job["shapes"])), key=lambda item: -math.prod(item[1])):
@@ -80,7 +84,18 @@ def run_child(job_path: Path) -> int:
             try:
                 check_problem(experiment, rung, shape)
                 measured = _measure(
-                    session, rung.name, shape, settings, experiment, sampler, held, peak, warm_seconds, lost, at_arm
+                    session,
+                    rung.name,
+                    shape,
+                    settings,
+                    experiment,
+                    sampler,
+                    held,
+                    peak,
+                    warm_seconds,
+                    lost,
+                    at_arm,
+                    seconds,
                 )
                 if held.record["load_mhz"] is None:
                     held.record["load_mhz"] = _median_mhz(measured["samples"])
@@ -90,9 +105,25 @@ def run_child(job_path: Path) -> int:
             write_json(part, measured)
             done = f"{len(measured['samples'])} samples" if measured["status"] == "ok" else measured["reason"]
             print(f"{rung.name} {'x'.join(map(str, shape))}: {done} in {time.monotonic() - started:.2f} s", flush=True)
+    print(f"{rung.name}: {seconds}", flush=True)
     # Last of all, when the clock is restored: from here on the supervisor does not wait for CUDA to take itself apart.
     write_json(parts / SESSION, {**session.describe(), "clock": held.record})
     return 0
+
+
+class Phases:
+    """Where a job's seconds go, for its log: each phase's end adds what has passed since the end of the one before."""
+
+    def __init__(self, started: float) -> None:
+        self._last, self._seconds = started, dict[str, float]()
+
+    def end(self, phase: str) -> None:
+        now = time.monotonic()
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+
+    def __str__(self) -> str:
+        return ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in self._seconds.items())
 
 
 def _at(current: Path, index: int, arm: str) -> None:
@@ -121,6 +152,7 @@ def _measure(
     warm_seconds: float,
     lost: Mapping[str, Mapping[str, str]],
     at_arm: Callable[[str], None],
+    seconds: Phases,
 ) -> dict[str, Any]:
     """One shape: check every arm, time them, check again. `lost` are the arms that an earlier process was lost at, and why."""
     seed = settings.seed
@@ -164,10 +196,13 @@ def _measure(
             "refused",
             f"{between} bytes between two uses of a buffer are not the {2 * session.l2_bytes} of 2 x L2 that cold promises.",
         )
+    seconds.end("check")
     launches = protocol.prepare(timed, arms, settings.sample_us, warm_seconds, session.rotation)
+    seconds.end("warm")
     samples, stop = protocol.run_rounds(
         timed, rung, arms, launches, settings, shape, lambda: protocol.Condition(*sampler.read()), held.locked_mhz
     )
+    seconds.end("time")
     for arm in arms:
         outcome = session.outcome(arm, replay=True)
         if outcome.unwritten or outcome.bits != bits[arm]:
@@ -176,6 +211,7 @@ def _measure(
                 return failed("wrong", reason)
             excluded[arm] = reason
             samples = [sample for sample in samples if sample.arm != arm]
+    seconds.end("check")
     m, n, k = shape
     described = {
         "launches": launches,
@@ -245,7 +281,7 @@ def supervise(
     `manifests` maps variant names to build manifests: the rung's and its predecessors'. What goes wrong with a shape is a
     row with its status and reason. Raises RungsError only where nothing could be written.
     """
-    run_id = secrets.token_hex(4)
+    run_id, started = secrets.token_hex(4), time.monotonic()
     binaries, excluded = {}, {}
     for name, path in manifests.items():
         try:
@@ -271,6 +307,7 @@ def supervise(
         if twin:
             job["binaries"][TWIN] = job["binaries"][rung.name]
         with clock.exclusive(gpu.uuid):
+            job["started"] = time.monotonic()
             parts, session = _collect(job, time_limit_s)
     rows = [
         row for shape, part in zip(shapes, parts, strict=True) for row in _rows(run_id, experiment, rung, shape, part)
@@ -298,6 +335,7 @@ def supervise(
         ],
     }
     write_result("sweep", rows, manifest, output)
+    print(f"{rung.name}: {time.monotonic() - started:.2f} s in all, Python's own start aside", flush=True)
 
 
 def write_result(kind: str, rows: Sequence[Mapping[str, Any]], manifest: dict[str, Any], output: Path) -> None:
@@ -359,7 +397,8 @@ def _run_once(folder: Path, paths: Sequence[Path], time_limit_s: float) -> tuple
     child = warm.start(["measure-job", str(folder / "job.json")])
     seen, since = sum(path.exists() for path in paths), time.monotonic()
     try:
-        importlib.import_module("pandas")  # the rows will need it: import it while the child works
+        importlib.import_module("pandas")  # what the rows and the manifest will need, while the child works
+        git_commit()
         while (code := child.poll(POLL_SECONDS)) is None:
             if (folder / SESSION).exists():
                 return "", ""
@@ -429,6 +468,7 @@ def software(session: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+@functools.cache
 def git_commit() -> str:
     """The checkout's commit, with `+` where tracked files differ from it; empty outside git."""
 

@@ -108,13 +108,15 @@ def print_status() -> None:
 def record(results: Path, experiment_name: str) -> None:
     """Copy a live set's CSVs, manifests and build manifests to results/recorded/<device>, after verifying each.
 
+    A set measured with cold caches goes to results/recorded/<device>-cold.
+
     Raises RungsError, and copies nothing, where a CSV is not the one of its manifest, a result failed or is stale, or the
     set is a quick one.
     """
     from rungs import aggregate
 
     experiment = load_experiment(experiment_name)
-    if results.name.endswith("-quick"):
+    if "-quick" in results.name:
         raise RungsError(f"{results} is a quick look at few shapes: run the full preset before you record.")
     if RECORDED.resolve() in results.resolve().parents:
         raise RungsError(f"{results} is recorded already: name a live set, for example results/h200.")
@@ -124,11 +126,12 @@ def record(results: Path, experiment_name: str) -> None:
         raise RungsError(
             f"{results} has no sweep of {experiment.name}: run `snakemake sweeps` on a machine with a GPU."
         )
-    slugs, archs = set(), set()
+    slugs, archs, policies = set(), set(), set()
     for path in csvs:
         manifest = verified(path)
         slugs.add(manifest["gpu"]["slug"])
         archs.add(manifest["arch"])
+        policies.add(manifest["l2"])
         failed = schemas.read_csv(SCHEMA_OF[path.parts[-3]], path)
         failed = failed[~failed["status"].isin(["ok", "flagged", "not on this chip"])]
         if len(failed):
@@ -140,7 +143,9 @@ def record(results: Path, experiment_name: str) -> None:
         raise RungsError(f"{variant} in {results} is stale ({reason}): measure it again before you record.")
     if len(slugs) != 1 or len(archs) != 1:
         raise RungsError(f"{results} mixes GPUs ({', '.join(sorted(slugs | archs))}): a recorded set has one.")
-    arch, target = archs.pop(), RECORDED / slugs.pop()
+    if len(policies) != 1:
+        raise RungsError(f"{results} mixes hot and cold caches: delete the results of one policy before you record.")
+    arch, target = archs.pop(), RECORDED / f"{slugs.pop()}{'-cold' if policies == {'cold'} else ''}"
     variants = [path.stem for path in sweeps]
     files = [copied for path in csvs for copied in (path, path.with_suffix(".json"))]
     files += [results / "csv" / "inspect" / arch / f"{variant}.csv" for variant in variants]

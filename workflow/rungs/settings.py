@@ -55,8 +55,14 @@ class Run:
         return float(self.measure["time_limit_s"])
 
     @property
-    def measure_as_json(self) -> str:
-        return json.dumps({key: value for key, value in self.measure.items() if key != "time_limit_s"}, sort_keys=True)
+    def cold(self) -> bool:
+        """A set of its own, of ladders alone: neither profiles nor a factorial."""
+        return self.measure["l2"] == "cold"
+
+    def settings_as_json(self, experiment: str, variant: Variant) -> str:
+        """The protocol's settings of a variant's job: those of `measure.factorial` where it is on no ladder."""
+        on_ladder = bool(self.experiments[experiment].rung_names(variant))
+        return json.dumps(protocol_settings(self.measure, factorial=not on_ladder), sort_keys=True)
 
     @functools.cached_property
     def profiling_permission(self) -> str:
@@ -69,8 +75,10 @@ class Run:
 
     @property
     def factorials(self) -> list[str]:
-        """The experiments whose every combination of levels can be asked for; none of a quick look's."""
-        return [] if self.twins else [name for name, experiment in self.experiments.items() if experiment.factorial]
+        """The experiments whose every combination of levels can be asked for; none of a quick look's or a cold set's."""
+        if self.twins or self.cold:
+            return []
+        return [name for name, experiment in self.experiments.items() if experiment.factorial]
 
     def variants(self, experiment: str, factorial: bool = False) -> list[Variant]:
         """Each variant on the chosen ladders once, or with `factorial` every estimable one where one is declared."""
@@ -92,8 +100,11 @@ class Run:
     def shapes_as_json(self, experiment: str) -> str:
         return json.dumps(self.experiments[experiment].shapes())
 
-    def profile_shapes_as_json(self, experiment: str) -> str:
-        return json.dumps(self.experiments[experiment].profile_shapes)
+    def profile_shapes_as_json(self, experiment: str, variant: Variant) -> str:
+        declared = self.experiments[experiment]
+        if declared.factorial and not declared.rung_names(variant):
+            return json.dumps(declared.factorial["profile_shapes"])
+        return json.dumps(declared.profile_shapes)
 
 
 def export_package(folder: str) -> None:
@@ -120,7 +131,7 @@ def resolve(config: Mapping[str, Any]) -> Run:
                 f"{folder} has a {odd!r} in its path, which shells and compilers take for code: move it elsewhere."
             )
     gpu = clock.choose(wanted["device"])
-    quick = wanted["preset"] == "quick"
+    quick, cold = wanted["preset"] == "quick", measure["l2"] == "cold"
     experiments = {name: load_experiment(name) for name in wanted["experiments"]}
     if quick:
         measure = {**measure, "warmup_s": min(measure["warmup_s"], QUICK_WARMUP_S)}
@@ -162,7 +173,7 @@ def resolve(config: Mapping[str, Any]) -> Run:
         if name not in recorded:
             notes.append(f"rungs: results/recorded/{name} is not here, so it is not rendered.")
     return Run(
-        results=f"{gpu.slug if gpu else EMULATOR}{'-quick' if quick else ''}",
+        results=f"{gpu.slug if gpu else EMULATOR}{'-quick' if quick else ''}{'-cold' if cold else ''}",
         gpu=gpu,
         arch=arch,
         toolchain=wanted["toolchain"],
@@ -172,7 +183,7 @@ def resolve(config: Mapping[str, Any]) -> Run:
         measure=measure,
         clock_mode=wanted["clock"]["mode"],
         clock_mhz=str(wanted["clock"]["mhz"]),
-        profiling=wanted["profile"]["enabled"] and not quick,
+        profiling=wanted["profile"]["enabled"] and not quick and not cold,
         ncu=wanted["profile"]["ncu"],
         twins=quick,
         notes=tuple(notes),
@@ -181,11 +192,18 @@ def resolve(config: Mapping[str, Any]) -> Run:
 
 def check_measure(measure: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config's `measure`, whose keys also fit each other. Raises RungsError where they do not."""
-    if measure["rounds_max"] < measure["rounds_min"]:
-        raise RungsError(
-            f"config, key measure: rounds_max {measure['rounds_max']} is below rounds_min {measure['rounds_min']}: raise it."
-        )
+    for key, rounds in (("measure", measure), ("measure.factorial", measure["factorial"])):
+        if rounds["rounds_max"] < rounds["rounds_min"]:
+            raise RungsError(
+                f"config, key {key}: rounds_max {rounds['rounds_max']} is below rounds_min {rounds['rounds_min']}: raise it."
+            )
     return measure
+
+
+def protocol_settings(measure: Mapping[str, Any], factorial: bool = False) -> dict[str, Any]:
+    """The config's `measure` as the arguments of `protocol.Settings`; `factorial` for a variant that is on no ladder."""
+    own = measure["factorial"] if factorial else {}
+    return {key: value for key, value in measure.items() if key not in ("factorial", "time_limit_s")} | dict(own)
 
 
 def arch_of(gpu: clock.Gpu) -> str:
@@ -285,7 +303,10 @@ def recorded_ladders(results_set: str) -> dict[str, list[str]]:
 def recorded_inputs(results_set: str, experiment: str, variants: Sequence[str]) -> list[str]:
     """Every CSV and manifest of the set that tables of these variants are made from."""
     csv, names = Path("results") / results_set / "csv", set(variants)
-    folders = [*(csv / kind / experiment for kind in ("sweep", "profile")), csv / "inspect" / recorded_arch(results_set)]
+    folders = [
+        *(csv / kind / experiment for kind in ("sweep", "profile")),
+        csv / "inspect" / recorded_arch(results_set),
+    ]
     files = [path for folder in folders for path in sorted(folder.glob("*")) if path.stem in names]
     files += sorted((csv / "floor" / experiment).glob("*"))
     return [path.as_posix() for path in files if path.suffix in (".csv", ".json")]

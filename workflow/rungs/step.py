@@ -31,7 +31,7 @@ def run(
     arch = settings.arch_of(gpu)
     config = schemas.read_yaml(ROOT / "config" / "config.yaml", "config")
     measured = settings.check_measure(config["measure"])
-    rule = protocol.Settings(**{k: v for k, v in measured.items() if k != "time_limit_s"})
+    rule = protocol.Settings(**settings.protocol_settings(measured))
     tools = build.find_toolchain(toolchain)
     with tempfile.TemporaryDirectory(prefix="rungs-step-") as folder:
         manifests = {}
