@@ -35,6 +35,7 @@ SPEED = {
     (2, 1): 0.34,
     (2, 2): 0.505,
     (2, 3): 0.58,
+    (2, 4): 0.57,
 }
 """Share of the control that a rung reaches for long K, by (load, stages)."""
 PROFILE_METRICS = {
@@ -66,7 +67,9 @@ class World:
 
     `failures`: (variant, shape) -> (status, reason). `flagged`: rounds that another process disturbed. `results`:
     (variant, shape) -> the hash of a deviating result. `ctas`: variant -> CTAs per SM where not 2. `manifest`: keys
-    that replace those of every sweep manifest; `manifests` the same per variant.
+    that replace those of every sweep manifest; `manifests` the same per variant. `effects`: factor -> level -> percent
+    that the level makes any variant faster, on top of load and stages. `between`: deviation of the control's log-time
+    from job to job, drawn anew for every job and shape, on top of `job_shift`.
     """
 
     variants: Sequence[str] = LADDER_B
@@ -77,6 +80,8 @@ class World:
     drift: float = 0.2
     job_shift: float = 0.0003
     gains: Mapping[str, float] = field(default_factory=dict)
+    effects: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    between: float = 0.0
     failures: Mapping[tuple[str, Shape], tuple[str, str]] = field(default_factory=dict)
     flagged: Sequence[int] = ()
     results: Mapping[tuple[str, Shape], str] = field(default_factory=dict)
@@ -97,7 +102,11 @@ class World:
             return control
         levels = dict(self.experiment.variant(arm).levels)
         share = SPEED[levels["load"], levels["stages"]] * max(0.2, 1 - 0.08 * levels["stages"] ** 2 * 256 / k)
-        return control / share / (1 + self.gains.get(arm, 0.0) / 100)
+        gains = [
+            self.gains.get(arm, 0.0),
+            *(self.effects.get(name, {}).get(level, 0.0) for name, level in levels.items()),
+        ]
+        return control / share / math.prod(1 + gain / 100 for gain in gains)
 
     def gain_percent(self, source: str, target: str, shape: Shape) -> float:
         """The true gain of a step."""
@@ -329,7 +338,8 @@ def _shape(
     mhz = 1980 * (1 - world.drift * (0.5 + 0.5 * np.sin(phase + rounds / 4)))
     noise = world.noise / math.sqrt(2) * correlated(rng, world.rounds, world.correlation, len(arms))
     true = np.array([world.time_us(variant.name if arm == "twin" else arm, shape) for arm in arms])
-    shift = np.array([job * world.job_shift if arm == "control" else 0.0 for arm in arms])
+    own = job * world.job_shift + (world.between * rng.standard_normal() if world.between else 0.0)
+    shift = np.array([own if arm == "control" else 0.0 for arm in arms])
     order = rng.permuted(np.tile(np.arange(len(arms)), (world.rounds, 1)), axis=1)
     disturbed = np.isin(rounds, world.flagged)
     time_us = true * np.exp(noise.T + shift) * (1980 / mhz)[:, None] * np.where(disturbed, 3.0, 1.0)[:, None]
