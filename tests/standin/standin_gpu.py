@@ -1,9 +1,10 @@
 """A stand-in for `rungs.gpu`: no GPU, the same Session. Times follow a model with a drifting clock, and faults are ordered.
 
-RUNGS_STANDIN_GPU names a JSON file: {"log": path, "speed": {variant: share of the control}, "faults": {variant or `control`:
-{"kind": ..., "shape": [m, n, k]} or a list of these}} with the kinds nan, wrong, nothing, first_only, zero_time, some_zero
-(every seventh), abort, hang, slow (half a second a launch), at every shape where none is given. Each measured shape is a line
-`variant m n k` in the log. The results are made up: they test the pipeline and are no measurement.
+RUNGS_STANDIN_GPU names a JSON file: {"log": path, "speed": {variant: share of the control}, "rotation_bytes": {"MxNxK": bytes
+between two uses of a buffer with cold caches}, "faults": {variant or `control`: {"kind": ..., "shape": [m, n, k]} or a list of
+these}} with the kinds nan, wrong, nothing, first_only, zero_time, some_zero (every seventh), abort, hang, slow (half a second a
+launch), at every shape where none is given. Each measured shape is a line `variant m n k` in the log. The results are made up:
+they test the pipeline and are no measurement.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Session:
         addresses = {"a": 1 << 20, "b": 2 << 20, "c": 3 << 20}
         for arm in self.arms.values():
             plans.plan(arm.experiment, arm.variant, arm.device, self.problem, addresses)
-        return 0 if l2 == "hot" else self.script.get("rotation_bytes", 3 * self.l2_bytes)
+        ordered = self.script.get("rotation_bytes", {}).get("x".join(map(str, problem)), 3 * self.l2_bytes)
+        return 0 if l2 == "hot" else ordered
 
     def _fault(self, arm: str) -> str:
         name = CONTROL if arm == CONTROL else self.arms[arm].variant.name
