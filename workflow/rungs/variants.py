@@ -73,11 +73,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Ladder:
+    """`published`: ladders of others to draw beside it, as `config/published/` names them."""
+
     name: str
     title: str
     rungs: Mapping[str, Variant]
     steps: tuple[Step, ...]
     path: tuple[str, ...]
+    published: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -352,7 +355,7 @@ def _ladder(experiment: Experiment, name: str, raw: Mapping) -> Ladder:
     for a, b in itertools.pairwise(path):
         if f"{a}>{b}" not in raw["steps"]:
             raise RungsError(f"{where} goes from {a} to {b}, which is none of its steps.")
-    return Ladder(name, raw["title"], rungs, steps, path)
+    return Ladder(name, raw["title"], rungs, steps, path, tuple(raw.get("published", ())))
 
 
 def _step(ladder: str, rungs: Mapping[str, Variant], label: str) -> Step:
@@ -379,6 +382,13 @@ def make_step(
             " a step changes exactly one factor, so put a rung between them or drop the step."
         )
     return Step(ladder, label, source_rung or source.name, target_rung or target.name, source, target, differing[0])
+
+
+def levels_of(experiment: Experiment, ladder: Ladder, rung: str) -> list[str]:
+    """What a rung is: the titles of its levels, of the factors in which the ladder's rungs differ."""
+    rungs = list(ladder.rungs.values())
+    moved = [factor for factor in experiment.factors if len({variant.level(factor) for variant in rungs}) > 1]
+    return [experiment.factors[factor].levels[ladder.rungs[rung].level(factor)].title for factor in moved]
 
 
 def architectures() -> list[str]:

@@ -1,0 +1,65 @@
+"""What others published: `config/published/`. It is drawn beside a ladder and enters no statistic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rungs import schemas
+from rungs.clock import slug
+from rungs.errors import RungsError
+from rungs.variants import CONFIG
+
+FOLDER = CONFIG / "published"
+LIBRARY = "cuBLAS"
+
+
+@dataclass(frozen=True)
+class PublishedLadder:
+    """`rungs`: name -> share of the author's own cuBLAS, in percent, in the author's order. `size`: M = N = K."""
+
+    name: str
+    size: int
+    rungs: Mapping[str, float]
+
+
+def ladders(names: Sequence[str], folder: Path = FOLDER) -> list[PublishedLadder]:
+    """The published ladders of these names, `<project> <gpu>`.
+
+    Raises RungsError for a name that is not there or has no row `cuBLAS` to refer to.
+    """
+    path = folder / "mma_ladders.csv"
+    frame = schemas.read_csv("published", path)
+    frame = frame.assign(name=frame["project"] + " " + frame["gpu"])
+    whole = sorted(set(frame[frame["rung"] == LIBRARY]["name"]))
+    found = []
+    for name in names:
+        if name not in whole:
+            raise RungsError(
+                f"{path} has no published ladder {name!r} with a row {LIBRARY}: name one of {', '.join(whole)}."
+            )
+        rows = frame[frame["name"] == name]
+        library = rows[rows["rung"] == LIBRARY].iloc[0]
+        rows = rows[(rows["rung"] != LIBRARY) & (rows["size"] == library["size"])]
+        shares = {
+            rung: 100 * tflops / library["tflops"] for rung, tflops in zip(rows["rung"], rows["tflops"], strict=True)
+        }
+        found.append(PublishedLadder(name, int(library["size"]), shares))
+    return found
+
+
+def best_peers(gpu: str, shape: tuple[int, int, int], instruction: str, folder: Path = FOLDER) -> dict[str, float]:
+    """Project -> share of the control in percent of its best kernel at exactly that shape on that GPU (NVML's name).
+
+    Empty where nobody's kernels were run there.
+    """
+    path = folder / f"{slug(gpu)}_peers.csv"
+    if not path.is_file():
+        return {}
+    frame = schemas.read_csv("peers", path)
+    here = frame[frame["instruction"] == instruction]
+    for axis, size in zip(("m", "n", "k"), shape, strict=True):
+        here = here[here[axis] == size]
+    best = here.groupby("project")["ratio_to_control"].max()
+    return {project: 100 * float(ratio) for project, ratio in best.items()}
