@@ -27,7 +27,7 @@ from pathlib import Path
 IDLE_SECONDS = 30.0
 START_SECONDS = 60.0
 GRACE_SECONDS = 5.0
-PRELOADED = ("torch", "cuda.bindings.driver", "rungs.cli", "rungs.measure", "pynvml")
+PRELOADED = ("torch", "cuda.bindings.driver", "scipy.special", "rungs.cli", "rungs.measure", "pynvml")
 """None of these starts CUDA, which would not survive the fork."""
 
 
