@@ -125,7 +125,13 @@ def unit(experiment: Experiment, variant: Variant, device: Device) -> Unit:
     smem = plan.smem_bytes(experiment, variant, device)
     macros = experiment.macros(variant, device)
     return Unit(
-        variant.name, experiment.name, experiment.kernel, experiment.entry, macros, smem, plan.threads(experiment, variant)
+        variant.name,
+        experiment.name,
+        experiment.kernel,
+        experiment.entry,
+        macros,
+        smem,
+        plan.threads(experiment, variant),
     )
 
 
