@@ -1,0 +1,238 @@
+"""Executes a launch plan on a kernel's PTX, a batch of CTAs at a time, and says what was counted and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from rungs.emulator import machine, parser
+from rungs.emulator.memory import PARAM_WINDOW, SHARED_BASE, GlobalMemory, SharedMemory
+from rungs.emulator.metrics import Tally
+from rungs.emulator.parser import EmulationError, Instruction, Kernel
+from rungs.emulator.state import LANES, Batch
+from rungs.plan import Plan, TensorMap, check_tensor_map
+from rungs.variants import load_device
+
+Array = np.ndarray
+BATCH = 16
+"""CTAs that execute together: seven times faster than one by one, and their accumulators still fit a core's cache."""
+MAX_INSTRUCTIONS = 20_000_000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong that did not stop the kernel. `ptx_lines` and `sources` name the instructions that it is between."""
+
+    kind: str
+    sentence: str
+    ptx_lines: tuple[int, ...]
+    sources: tuple[str, ...]
+
+
+@dataclass
+class Counts:
+    """Numbers by name for each CTA that ran: `per_cta[name][i]` is that of CTA `ctas[i]`."""
+
+    ctas: list[int]
+    per_cta: dict[str, Array] = field(default_factory=dict)
+
+    def total(self, name: str) -> int:
+        return int(self.per_cta[name].sum()) if name in self.per_cta else 0
+
+    @property
+    def totals(self) -> dict[str, int]:
+        return {name: self.total(name) for name in self.per_cta}
+
+
+@dataclass(frozen=True)
+class Site:
+    """What one instruction did, over all CTAs."""
+
+    ptx_line: int
+    source: str
+    opcode: str
+    counts: dict[str, int]
+
+
+@dataclass
+class Result:
+    counts: Counts
+    findings: list[Finding] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
+
+
+def run(
+    ptx: Path,
+    plan: Plan,
+    memory: GlobalMemory,
+    *,
+    ctas: Sequence[int] | None = None,
+    schedule: str = "cta",
+    delivery: str = "late",
+    race: bool = False,
+    seed: int = 0,
+    max_instructions: int = MAX_INSTRUCTIONS,
+) -> Result:
+    """Execute `plan` on the kernel in `ptx`; results are in `memory`.
+
+    `ctas` are positions in the grid, x first; all by default. `schedule` is one of machine.SCHEDULES: whole CTAs in lockstep, or
+    warp by warp in an order. `delivery` says when an asynchronous copy lands: `early` at its issue, `late` only when a wait needs
+    it. `race` looks for races in shared memory. `max_instructions` bounds the instructions of a batch.
+
+    Raises EmulationError (one sentence with the PTX line and the source line) for what a kernel may not do, and Refused for a
+    tensor map that the driver would not take.
+    """
+    if schedule not in machine.SCHEDULES or delivery not in ("early", "late"):
+        raise EmulationError(
+            f"There is no schedule {schedule!r} with delivery {delivery!r}: choose one of {', '.join(machine.SCHEDULES)} and"
+            " early or late."
+        )
+    kernel = parser.load(ptx, plan.entry)
+    params, maps = check_launch(kernel, plan)
+    symbols = _symbols(kernel)
+    grid = int(np.prod(plan.grid))
+    wanted = list(range(grid)) if ctas is None else sorted(set(ctas))
+    if not wanted or not 0 <= wanted[0] <= wanted[-1] < grid:
+        raise EmulationError(f"The launch has CTAs 0 to {grid - 1}, not {wanted[-1] if wanted else 'none'}.")
+    result = Result(Counts(wanted))
+    parts = []
+    for first in range(0, len(wanted), BATCH):
+        ids = np.array(wanted[first : first + BATCH])
+        x, y, _ = plan.grid
+        decoder = machine.decode(kernel, symbols, params)
+        batch = Batch(
+            kernel=kernel,
+            ids=np.stack([ids % x, ids // x % y, ids // (x * y)], axis=1),
+            block=plan.block,
+            grid=plan.grid,
+            shared=SharedMemory(len(ids), _shared_size(kernel, plan)),
+            memory=memory,
+            maps=maps,
+            late=delivery == "late",
+            race=None,
+            tally=Tally(len(ids)),
+        )
+        machine.run(batch, decoder, schedule, seed, max_instructions)
+        parts.append(batch)
+    _collect(result, kernel, parts)
+    return result
+
+
+def check_launch(kernel: Kernel, plan: Plan) -> tuple[bytes, dict[int, TensorMap]]:
+    """The parameters as bytes, and the tensor maps by the address of their parameter.
+
+    Raises EmulationError for a launch that the driver would not take.
+    """
+    threads = int(np.prod(plan.block))
+    device = load_device(kernel.target)
+    size = _shared_size(kernel, plan)
+    if threads % LANES or not 0 < threads <= (kernel.max_threads or 1024):
+        raise EmulationError(
+            f"{kernel.name} is launched with {threads} threads, where a multiple of 32 up to {kernel.max_threads or 1024} was"
+            " expected."
+        )
+    if size > device.smem_per_block_bytes:
+        raise EmulationError(
+            f"{kernel.name} is launched with {size} bytes of shared memory, where at most {device.smem_per_block_bytes} was"
+            f" expected on {device.arch}."
+        )
+    if plan.cluster != (1, 1, 1):
+        raise EmulationError(f"{kernel.name} is launched in clusters of {plan.cluster}, which the emulator lacks.")
+    if len(plan.params) != len(kernel.params):
+        raise EmulationError(
+            f"{kernel.name} is launched with {len(plan.params)} parameters, where {len(kernel.params)} were expected."
+        )
+    raw = bytearray(kernel.params[-1].offset + kernel.params[-1].size if kernel.params else 0)
+    maps = {}
+    for position, (given, declared) in enumerate(zip(plan.params, kernel.params, strict=True)):
+        given_size = 128 if isinstance(given, TensorMap) else given[1]
+        if given_size != declared.size:
+            raise EmulationError(
+                f"Parameter {position} of {kernel.name} is passed as {given_size} bytes, where {declared.size} were expected."
+            )
+        if isinstance(given, TensorMap):
+            check_tensor_map(given, f"Parameter {position} of {kernel.name}")
+            maps[PARAM_WINDOW + declared.offset] = given
+        else:
+            raw[declared.offset : declared.offset + given_size] = given[0].to_bytes(
+                given_size, "little", signed=given[0] < 0
+            )
+    return bytes(raw), maps
+
+
+def _shared_layout(kernel: Kernel) -> tuple[dict[str, int], int]:
+    """Addresses of the shared variables, static ones first, and where dynamic shared memory starts."""
+    addresses, at = {}, SHARED_BASE
+    for variable in sorted(kernel.shared, key=lambda v: v.size == 0):
+        at = -(-at // variable.align) * variable.align
+        addresses[variable.name] = at
+        at += variable.size
+    return addresses, at
+
+
+def _shared_size(kernel: Kernel, plan: Plan) -> int:
+    return _shared_layout(kernel)[1] - SHARED_BASE + plan.smem_bytes
+
+
+def _symbols(kernel: Kernel) -> dict[str, int]:
+    """Addresses of the parameters and of the shared variables, each in its window."""
+    params = {param.name: param.offset for param in kernel.params}
+    return params | _shared_layout(kernel)[0]
+
+
+# ---- counts ----------------------------------------------------------------------------------------------------------
+
+MEMORY_KINDS = ("lds", "ldsm", "sts", "stsm", "ldgsts", "ldg", "stg", "tma_load", "tma_store")
+
+
+def kind_of(ins: Instruction) -> str:
+    """What the hardware executes for an instruction, as ncu names it; `alu` for the rest, whose SASS is another matter."""
+    modifiers = {m.split("::")[0] for m in ins.modifiers}
+    match ins.opcode:
+        case "ld":
+            return "lds" if "shared" in modifiers else "ldg" if "param" not in modifiers else "alu"
+        case "st":
+            return "sts" if "shared" in modifiers else "stg"
+        case "ldmatrix":
+            return "ldsm"
+        case "stmatrix":
+            return "stsm"
+        case "mma":
+            return "hmma"
+        case "bar" | "barrier":
+            return "barrier"
+        case "mbarrier":
+            return "mbarrier"
+        case "cp" if ins.modifiers[1] in ("ca", "cg"):
+            return "ldgsts"
+        case "cp" if ins.modifiers[1] == "bulk" and not {"commit_group", "wait_group", "prefetch"} & modifiers:
+            return "tma_store" if "bulk_group" in modifiers else "tma_load"
+    return "alu"
+
+
+def _collect(result: Result, kernel: Kernel, batches: list[Batch]) -> None:
+    """Sum the batches' tallies by kind, and by instruction."""
+    per_cta: dict[str, list[Array]] = {}
+    for number, ins in enumerate(kernel.code):
+        kind = kind_of(ins)
+        executed = [
+            batch.partial[number] + sum(warps * full[number] for warps, full in batch.full.items()) for batch in batches
+        ]
+        numbers = {kind: np.concatenate(executed), "ptx": np.concatenate(executed)}
+        site = {"executed": int(numbers["ptx"].sum())}
+        for what in ("wavefronts", "ideal", "sectors", "lines", "bytes"):
+            if any((number, what) in batch.tally.sums for batch in batches):
+                each = [np.broadcast_to(batch.tally.sums.get((number, what), 0), batch.ctas) for batch in batches]
+                value = np.concatenate(each)
+                site[what] = int(value.sum())
+                if kind == "ldgsts" and what in ("wavefronts", "ideal"):
+                    continue
+                numbers[f"{'wavefronts' if what == 'lines' else what}_{kind}"] = value
+        for name, value in numbers.items():
+            per_cta.setdefault(name, []).append(value)
+        if kind != "alu":
+            result.sites.append(Site(ins.line, ins.source, ins.name, site))
+    result.counts.per_cta = {name: np.sum(values, axis=0) for name, values in per_cta.items()}

@@ -1,0 +1,431 @@
+"""Loads and stores of parameters, global and shared memory, ldmatrix, stmatrix and cp.async."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rungs.emulator import metrics
+from rungs.emulator.alu import _fit, _view
+from rungs.emulator.memory import GLOBAL_BASE, SHARED_WINDOW, words
+from rungs.emulator.parser import Address, Immediate, Instruction, Symbol
+from rungs.emulator.state import DTYPES, LANES, Array, Decoder, Mask, Step, Unit, items, remember
+
+
+@dataclass
+class Place:
+    """Where an access of a whole unit goes. `addresses` is (CTAs or 1, warps, lanes), `rows` indexes the memory's items.
+
+    `waves` and `ideal` are the wavefronts of each CTA (or of all alike) with and without bank conflicts.
+    """
+
+    addresses: Array
+    rows: Array
+    waves: Array | int
+    ideal: Array | int
+
+
+def per_cta(counts: Array) -> Array | int:
+    """Counts of (CTAs or 1, warps) as one number for each CTA, or one for all alike."""
+    return int(counts.sum()) if counts.shape[0] == 1 else counts.sum(axis=1)
+
+
+def addresses_of(unit: Unit, base: Array, offset: int, mask: Mask, lanes: int = LANES) -> Array:
+    """Addresses of the unit's threads, (CTAs or 1, warps, lanes); a thread that is masked out repeats an active one's."""
+    found = base.astype(np.int64) + offset
+    if found.flat[0] >= SHARED_WINDOW and found.flat[0] < SHARED_WINDOW + (1 << 32):
+        found = found - SHARED_WINDOW  # a generic address
+    found = np.broadcast_to(found, (found.shape[0], unit.warps, LANES))
+    if mask is not None:
+        found = np.where(mask, found, np.broadcast_to(found, mask.shape)[mask][0])
+    return found[..., :lanes]
+
+
+class SharedAccess:
+    """Finds the place of an instruction's shared accesses, once for each version of its address register."""
+
+    def __init__(self, ins: Instruction, slot: int, offset: int, size: int, pc: int, lanes: int = LANES) -> None:
+        self.ins, self.slot, self.offset, self.size, self.pc, self.lanes = ins, slot, offset, size, pc, lanes
+        self.memo: dict[Any, Any] = {}
+
+    def __call__(self, unit: Unit, mask: Mask) -> Place:
+        base = unit.registers[self.slot]
+        key = (id(base), unit.first, unit.warps)
+        held = self.memo.get(key) if mask is None else None
+        if held is None:
+            held = (base, self._find(unit, base, mask))
+            if mask is None:
+                remember(self.memo, key, held)
+        place: Place = held[1]
+        tally = unit.batch.tally
+        tally.add(self.pc, "wavefronts", place.waves)
+        tally.add(self.pc, "ideal", place.ideal)
+        return place
+
+    def _find(self, unit: Unit, base: Array, mask: Mask) -> Place:
+        addresses = addresses_of(unit, base, self.offset, mask, self.lanes)
+        shared = unit.batch.shared
+        shared.check(addresses, self.size, self.ins)
+        active = None if mask is None else mask[..., : self.lanes]
+        waves = per_cta(metrics.wavefronts(addresses, self.size, active))
+        ideal: Array | int = metrics.phases(self.lanes, self.size) * unit.warps
+        if active is not None:
+            ideal = metrics.phases(self.lanes, self.size) * active.any(axis=2).sum(axis=1)
+        return Place(addresses, shared.index(addresses, self.size), waves, ideal)
+
+
+def offsets_of(unit: Unit, base: Array, offset: int, mask: Mask) -> Array:
+    """Offsets of global addresses in the arena, for every thread of the unit."""
+    return np.broadcast_to(addresses_of(unit, base, offset, mask) - GLOBAL_BASE, unit.shape)
+
+
+def count_sectors(unit: Unit, offsets: Array, mask: Mask, pc: int, memo: dict[str, Any]) -> None:
+    """Sectors that a global access asks for. They depend on the addresses modulo a line only, so a pattern is kept."""
+    last = memo.get("offsets")
+    if mask is None and last is not None and last.shape == offsets.shape:
+        moved = int(offsets.flat[0]) - int(last.flat[0])
+        if moved % metrics.LINE == 0 and np.array_equal(offsets, last + moved):
+            unit.batch.tally.add(pc, "sectors", memo["sectors"])
+            return
+    memo["offsets"] = offsets if mask is None else None
+    memo["sectors"] = metrics.distinct(offsets, metrics.SECTOR, mask).sum(axis=1)
+    unit.batch.tally.add(pc, "sectors", memo["sectors"])
+
+
+# ---- ld and st -------------------------------------------------------------------------------------------------------
+
+
+def _shape_of(ins: Instruction) -> tuple[str, int, int]:
+    """Item type, items and bytes of a load or store."""
+    type = next((m for m in reversed(ins.modifiers) if m in DTYPES), None)
+    if type is None:
+        raise ins.error("has no type that the emulator knows")
+    count = next((int(m[1:]) for m in ins.modifiers if m in ("v2", "v4")), 1)
+    return type, count, count * DTYPES[type].itemsize
+
+
+def _space(ins: Instruction) -> str:
+    spaces = [m.split("::")[0] for m in ins.modifiers]
+    return next((space for space in ("param", "shared", "global", "local", "const") if space in spaces), "generic")
+
+
+def _load(decoder: Decoder, ins: Instruction) -> Step:
+    space = _space(ins)
+    if space == "param":
+        return _load_param(decoder, ins)
+    if space in ("local", "const"):
+        raise ins.error(f"loads from {space} memory, which the emulator lacks")
+    type, count, size = _shape_of(ins)
+    targets = [(decoder.target(item, ins), getattr(item, "type", "b32")) for item in items(ins.operands[0])]
+    if len(targets) != count:
+        raise ins.error(f"has {len(targets)} targets, where {count} were expected")
+    slot, offset = decoder.address(ins.operands[1], ins)
+    pc = len(decoder.steps)
+    item = DTYPES[type]
+
+    def finish(unit: Unit, mask: Mask, found: Array) -> None:
+        values = found.view(item)
+        for i, (target, held) in enumerate(targets):
+            if target is not None:
+                unit.write(target, _fit(values[..., i], item, DTYPES[held]), mask)
+
+    access = SharedAccess(ins, slot, offset, size, pc)
+    sectors: dict[str, Any] = {}
+
+    def from_shared(unit: Unit, mask: Mask) -> None:
+        place = access(unit, mask)
+        if unit.batch.race:
+            unit.batch.race.read(unit, mask, place.addresses, size, pc)
+        finish(unit, mask, np.take(unit.batch.shared.flat(size), place.rows, axis=0))
+
+    def from_global(unit: Unit, mask: Mask) -> None:
+        offsets = offsets_of(unit, unit.registers[slot], offset, mask)
+        count_sectors(unit, offsets, mask, pc, sectors)
+        finish(unit, mask, unit.batch.memory.load(offsets, size, ins))
+
+    def generic(unit: Unit, mask: Mask) -> None:
+        return (from_shared if _is_shared(unit, slot, mask) else from_global)(unit, mask)
+
+    return {"shared": from_shared, "global": from_global, "generic": generic}[space]
+
+
+def _is_shared(unit: Unit, slot: int, mask: Mask) -> bool:
+    base = np.broadcast_to(unit.registers[slot], unit.shape)
+    first = base.flat[0] if mask is None else base[mask][0]
+    return bool(SHARED_WINDOW <= first < SHARED_WINDOW + (1 << 32))
+
+
+def _load_param(decoder: Decoder, ins: Instruction) -> Step:
+    """Parameters do not change: the step moves a constant."""
+    address = ins.operands[1]
+    if not isinstance(address, Address) or not isinstance(address.base, Symbol):
+        raise ins.error("loads a parameter through a register, which the emulator lacks")
+    type, _, size = _shape_of(ins)
+    at = decoder.symbols[address.base.name] + address.base.offset + address.offset
+    raw = decoder.params[at : at + size]
+    if len(raw) < size:
+        raise ins.error(f"reads {size} bytes of the parameters at {at}, where {len(decoder.params)} bytes were passed")
+    values = np.frombuffer(raw, DTYPES[type])
+    moves = []
+    for item, value in zip(items(ins.operands[0]), values, strict=True):
+        target = decoder.target(item, ins)
+        held = _fit(value.reshape(1, 1, 1), DTYPES[type], DTYPES[getattr(item, "type", "b32")])
+        moves.append((target, decoder.intern(held)))
+
+    def step(unit: Unit, mask: Mask) -> None:
+        for target, value in moves:
+            if target is not None:
+                unit.write(target, value, mask)
+
+    return step
+
+
+def _store(decoder: Decoder, ins: Instruction) -> Step:
+    space = _space(ins)
+    if space not in ("shared", "global", "generic") or "async" in ins.modifiers:
+        raise ins.error("is a store that the emulator lacks")
+    type, count, size = _shape_of(ins)
+    slot, offset = decoder.address(ins.operands[0], ins)
+    sources = [decoder.source(item, type, ins) for item in items(ins.operands[1])]
+    if len(sources) != count:
+        raise ins.error(f"has {len(sources)} values, where {count} were expected")
+    pc = len(decoder.steps)
+    item = DTYPES[type]
+    access = SharedAccess(ins, slot, offset, size, pc)
+    sectors: dict[str, Any] = {}
+
+    def gathered(unit: Unit) -> Array:
+        values = np.empty((*unit.shape, count), item)
+        for i, source in enumerate(sources):
+            value = unit.registers[source]
+            values[..., i] = _view(value, item) if value.dtype.itemsize <= item.itemsize else value.astype(item)
+        return values.view(words(size))
+
+    def to_shared(unit: Unit, mask: Mask) -> None:
+        place, values = access(unit, mask), gathered(unit)
+        if unit.batch.race:
+            unit.batch.race.write(unit, mask, place.addresses, size, pc)
+        flat = unit.batch.shared.flat(size)
+        if mask is None:
+            flat[place.rows] = values
+        else:
+            flat[np.broadcast_to(place.rows, unit.shape)[mask]] = values[mask]
+
+    def to_global(unit: Unit, mask: Mask) -> None:
+        offsets, values = offsets_of(unit, unit.registers[slot], offset, mask), gathered(unit)
+        count_sectors(unit, offsets, mask, pc, sectors)
+        if mask is not None:
+            offsets, values = offsets[mask], values[mask]
+        unit.batch.memory.store(offsets, values, size, ins)
+
+    def generic(unit: Unit, mask: Mask) -> None:
+        return (to_shared if _is_shared(unit, slot, mask) else to_global)(unit, mask)
+
+    return {"shared": to_shared, "global": to_global, "generic": generic}[space]
+
+
+# ---- ldmatrix and stmatrix -------------------------------------------------------------------------------------------
+
+
+def whole_warps(unit: Unit, mask: Mask, ins: Instruction) -> None:
+    """Raises EmulationError where a part of a warp executes what the whole warp must."""
+    if mask is not None and not np.array_equal(mask.any(axis=2), mask.all(axis=2)):
+        raise ins.error("is executed by a part of a warp, where all 32 lanes were expected")
+
+
+def _matrix(decoder: Decoder, ins: Instruction) -> Step:
+    """m8n8.x1/x2/x4{.trans}.b16: lane 8i + r gives the address of row r of matrix i, lane l gets word l % 4 of row l / 4."""
+    count = next((int(m[1:]) for m in ins.modifiers if m in ("x1", "x2", "x4")), None)
+    if count is None or "m8n8" not in ins.modifiers or "b16" not in ins.modifiers:
+        raise ins.error("is a form that the emulator lacks")
+    transposed, stores = "trans" in ins.modifiers, ins.opcode == "stmatrix"
+    registers, address = ins.operands[::-1] if stores else ins.operands
+    slot, offset = decoder.address(address, ins)
+    lanes, pc = 8 * count, len(decoder.steps)
+    access = SharedAccess(ins, slot, offset, 16, pc, lanes)
+    slots = [decoder.source(item, "b32", ins) for item in items(registers)]
+    if len(slots) != count:
+        raise ins.error(f"has {len(slots)} registers, where {count} were expected")
+
+    def load(unit: Unit, mask: Mask) -> None:
+        whole_warps(unit, mask, ins)
+        place, batch = access(unit, mask), unit.batch
+        if batch.race:
+            batch.race.read(unit, mask, place.addresses, 16, pc)
+        found = np.take(batch.shared.flat(16), place.rows, axis=0).reshape(batch.ctas, unit.warps, count, 8, 4)
+        if transposed:
+            elements = found.view("u2").swapaxes(-1, -2)  # [matrix][column][row]
+            found = np.ascontiguousarray(elements).view("u4")
+        for i, target in enumerate(slots):
+            unit.write(target, found[:, :, i].reshape(unit.shape), mask)
+
+    def store(unit: Unit, mask: Mask) -> None:
+        whole_warps(unit, mask, ins)
+        place, batch = access(unit, mask), unit.batch
+        if batch.race:
+            batch.race.write(unit, mask, place.addresses, 16, pc)
+        rows = np.empty((batch.ctas, unit.warps, count, 8, 4), "u4")
+        for i, source in enumerate(slots):
+            rows[:, :, i] = np.broadcast_to(unit.registers[source], unit.shape).reshape(batch.ctas, unit.warps, 8, 4)
+        if transposed:
+            rows = np.ascontiguousarray(rows.view("u2").swapaxes(-1, -2)).view("u4")
+        values = rows.reshape(batch.ctas, unit.warps, lanes, 4)
+        if mask is None:
+            batch.shared.flat(16)[place.rows] = values
+        else:
+            part = mask[..., :lanes]
+            batch.shared.flat(16)[np.broadcast_to(place.rows, part.shape)[part]] = values[part]
+
+    return store if stores else load
+
+
+# ---- cp.async --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Copy:
+    """A cp.async of a unit's threads that has been issued and has not landed. `group` is each thread's commit group."""
+
+    rows: Array
+    values: Array
+    size: int
+    mask: Mask
+    group: Array
+
+    def land(self, unit: Unit, part: Mask) -> None:
+        flat = unit.batch.shared.flat(self.size)
+        if part is None:
+            flat[self.rows] = self.values
+        else:
+            flat[np.broadcast_to(self.rows, unit.shape)[part]] = self.values[part]
+
+
+def _cp_async(decoder: Decoder, ins: Instruction) -> Step:
+    """cp.async.ca/.cg [shared], [global], size{, bytes to read}: what is not read is filled with zeros."""
+    target, offset = decoder.address(ins.operands[0], ins)
+    source, source_offset = decoder.address(ins.operands[1], ins)
+    size = getattr(ins.operands[2], "value", 0)
+    if size not in (4, 8, 16):
+        raise ins.error(f"copies {size} bytes, where 4, 8 or 16 was expected")
+    reads = None
+    if len(ins.operands) > 3 and not any(m.startswith("L2::cache_hint") for m in ins.modifiers):
+        reads = decoder.source(ins.operands[3], "u32", ins)
+    pc = len(decoder.steps)
+    access = SharedAccess(ins, target, offset, size, pc)
+    pattern: dict[str, Any] = {}
+
+    def step(unit: Unit, mask: Mask) -> None:
+        batch, place = unit.batch, access(unit, mask)
+        offsets = offsets_of(unit, unit.registers[source], source_offset, mask)
+        count_sectors(unit, offsets, mask, pc, pattern)
+        _count_lines(unit, offsets, place.addresses, size, mask, pc, pattern)
+        if reads is None:
+            values = batch.memory.load(offsets, size, ins)
+        else:
+            values = _load_part(unit, offsets, size, unit.registers[reads], mask, ins)
+        if batch.race:
+            batch.race.copy(unit, mask, place.addresses, size, pc, unit.committed)
+        copy = Copy(place.rows, values, size, mask, unit.committed)
+        if batch.late:
+            unit.pending.append(copy)
+        else:
+            copy.land(unit, mask)
+
+    return step
+
+
+def _load_part(unit: Unit, offsets: Array, size: int, reads: Array, mask: Mask, ins: Instruction) -> Array:
+    """The first `reads` bytes of each thread's source, then zeros; a source of which nothing is read may lie anywhere."""
+    wanted = np.broadcast_to(reads, unit.shape)
+    some = (wanted > 0) & unit.everyone(mask)
+    values = np.zeros((*unit.shape, size), np.uint8)
+    if some.any():
+        values[some] = unit.batch.memory.load(offsets[some], size, ins).view(np.uint8)
+    values[np.arange(size) >= wanted[..., None]] = 0
+    return values.view(words(size))
+
+
+def _count_lines(
+    unit: Unit, offsets: Array, addresses: Array, size: int, mask: Mask, pc: int, memo: dict[str, Any]
+) -> None:
+    """Wavefronts of LDGSTS: the data come back a 128-byte line at a time, and each line is written on its own."""
+    if memo.get("lines_of") is not memo["sectors"]:
+        memo["lines_of"] = memo["sectors"]
+        memo["lines"] = metrics.distinct(offsets, metrics.LINE, mask).sum(axis=1)
+    unit.batch.tally.add(pc, "lines", memo["lines"])
+
+
+def _commit(decoder: Decoder, ins: Instruction) -> Step:
+    memo: dict[Any, Any] = {}
+
+    def step(unit: Unit, mask: Mask) -> None:
+        held = unit.committed
+        key = id(held)
+        entry = memo.get(key) or remember(memo, key, (held, decoder.intern(held + 1)))
+        unit.committed = entry[1] if mask is None else np.where(mask, entry[1], held)
+
+    return step
+
+
+def _wait_group(decoder: Decoder, ins: Instruction) -> Step:
+    """cp.async.wait_group N: all but the thread's N newest groups have landed; wait_all: all copies, committed or not."""
+    everything = "wait_all" in ins.modifiers
+    newest = 0 if everything else ins.operands[0].value if isinstance(ins.operands[0], Immediate) else 0
+
+    def step(unit: Unit, mask: Mask) -> None:
+        landed = unit.committed + (1 if everything else -newest)
+        if unit.batch.race:
+            unit.batch.race.waited(unit, mask, landed)
+        if unit.pending:
+            unit.pending = [copy for copy in unit.pending if not _land(unit, copy, mask, landed)]
+
+    return step
+
+
+def _land(unit: Unit, copy: Copy, mask: Mask, landed: Array) -> bool:
+    """Let the threads' share of a copy land where its group is older than `landed`; returns whether all of it has."""
+    done = copy.group < landed
+    if done.size == 1 and mask is None:
+        if done.item():
+            copy.land(unit, copy.mask)
+        return bool(done.item())
+    part = unit.everyone(copy.mask) & unit.everyone(mask) & done
+    copy.land(unit, part)
+    copy.mask = unit.everyone(copy.mask) & ~part
+    return not copy.mask.any()
+
+
+def _copy(decoder: Decoder, ins: Instruction) -> Step:
+    from rungs.emulator import bulk
+
+    if ins.modifiers[:2] == ("async", "bulk"):
+        return bulk.compile(decoder, ins)
+    form = {
+        "commit_group": _commit,
+        "wait_group": _wait_group,
+        "wait_all": _wait_group,
+        "ca": _cp_async,
+        "cg": _cp_async,
+    }
+    if ins.modifiers[0] != "async" or ins.modifiers[1] not in form:
+        raise ins.error("is a copy that the emulator lacks")
+    return form[ins.modifiers[1]](decoder, ins)
+
+
+def _nothing(decoder: Decoder, ins: Instruction) -> Step:
+    return lambda unit, mask: None
+
+
+COMPILE: dict[str, Callable[[Decoder, Instruction], Step]] = {
+    "ld": _load,
+    "ldu": _load,
+    "st": _store,
+    "ldmatrix": _matrix,
+    "stmatrix": _matrix,
+    "cp": _copy,
+    "prefetch": _nothing,
+    "prefetchu": _nothing,
+}

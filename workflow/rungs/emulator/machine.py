@@ -1,0 +1,261 @@
+"""Runs a batch of CTAs: units of warps in lockstep, groups of threads inside them, the smallest position first.
+
+Where threads of a unit part, each side is a group with a mask, and the group that stands earliest in the code runs until it
+reaches another's position, where they join. Warps that loop on their own get registers of their own: a producer warp and
+its consumers then both run without masks. A schedule says which unit runs next and for how long.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+from rungs.emulator import alu, loads, mma, sync
+from rungs.emulator.parser import EmulationError, Instruction, Kernel
+from rungs.emulator.state import EXIT, LANES, Array, Batch, Decoder, Mask, Step, ThreadGroup, Unit
+
+COMPILE = alu.COMPILE | loads.COMPILE | mma.COMPILE | sync.COMPILE
+SCHEDULES = ("cta", "ascending", "descending", "random")
+SLICE = 40  # instructions that the random schedule runs a warp for, on average
+
+
+def decode(kernel: Kernel, symbols: dict[str, int], params: bytes) -> Decoder:
+    """Every instruction as a step. Raises EmulationError naming the first that the emulator does not know."""
+    decoder = Decoder(kernel, symbols, params)
+    for ins in kernel.code:
+        if ins.opcode not in COMPILE:
+            raise ins.error(
+                f"is an instruction that the emulator does not know, where one of {len(COMPILE)} was expected"
+            )
+        try:
+            step = COMPILE[ins.opcode](decoder, ins)
+        except (IndexError, KeyError, ValueError, TypeError) as error:
+            raise ins.error(f"has operands or modifiers of a form that the emulator lacks ({error!r})") from error
+        if ins.guard is not None and ins.opcode != "bra":
+            step = _guarded(decoder, ins, step)
+        decoder.steps.append(step)
+    return decoder
+
+
+def _guarded(decoder: Decoder, ins: Instruction, step: Step) -> Step:
+    """The step for the threads whose predicate holds."""
+    assert ins.guard is not None
+    slot, negated = decoder.source(ins.guard, "pred", ins), ins.guard.negated
+
+    def run(unit: Unit, mask: Mask) -> Any:
+        holds = unit.registers[slot]
+        if holds.size == 1:
+            return step(unit, mask) if bool(holds.item()) != negated else None
+        part = np.broadcast_to(~holds if negated else holds, unit.shape)
+        if mask is not None:
+            part = part & mask
+        if not part.any():
+            return None
+        if part.all() if mask is None else np.array_equal(part, mask):
+            return step(unit, mask)
+        result = step(unit, part)
+        if result is not None and not isinstance(result, int):
+            raise ins.error("holds a part of its threads by a guard, where a branch was expected")
+        return result if result is None else (result, part)
+
+    return run
+
+
+def start(batch: Batch, decoder: Decoder, schedule: str) -> None:
+    """Give the batch its units, with the special registers of every thread."""
+    threads = np.arange(batch.warps * LANES, dtype=np.uint32).reshape(1, batch.warps, LANES)
+    (bx, by, _), ids = batch.block, batch.ids.astype(np.uint32)[:, None, None, :]
+    special: dict[str, Array] = {
+        "%tid.x": threads % np.uint32(bx),
+        "%tid.y": threads // np.uint32(bx) % np.uint32(by),
+        "%tid.z": threads // np.uint32(bx * by),
+        "%laneid": threads[:, :1] % np.uint32(LANES),
+        "%warpid": threads[..., :1] // np.uint32(LANES),
+    }
+    for i, axis in enumerate("xyz"):
+        special[f"%ctaid.{axis}"] = ids[..., i] if batch.grid[i] > 1 else np.zeros((1, 1, 1), np.uint32)
+        special[f"%ntid.{axis}"] = np.full((1, 1, 1), batch.block[i], np.uint32)
+        special[f"%nctaid.{axis}"] = np.full((1, 1, 1), batch.grid[i], np.uint32)
+        special[f"%clusterid.{axis}"] = special[f"%ctaid.{axis}"]
+        for name in (f"%cluster_ctaid.{axis}", "%cluster_ctarank"):
+            special[name] = np.zeros((1, 1, 1), np.uint32)
+        for name in (f"%cluster_nctaid.{axis}", "%cluster_nctarank"):
+            special[name] = np.ones((1, 1, 1), np.uint32)
+    registers: list[Array] = []
+    for value in decoder.initial:
+        if isinstance(value, str):
+            if value not in special:
+                raise EmulationError(
+                    f"The kernel reads {value}, which the emulator does not have: only a GPU knows where and when it runs."
+                )
+            value = decoder.intern(special[value])
+        registers.append(value)
+    size = batch.warps if schedule == "cta" else 1
+    for first in range(0, batch.warps, size):
+        own = [_warps(value, first, first + size) for value in registers]
+        batch.units.append(Unit(batch, first, size, own, [ThreadGroup(0, None)]))
+
+
+def _warps(value: Array, first: int, stop: int) -> Array:
+    return value if value.shape[1] == 1 else value[:, first:stop]
+
+
+def run(batch: Batch, decoder: Decoder, schedule: str, seed: int, max_instructions: int) -> None:
+    """Run every CTA of the batch to its end.
+
+    Raises EmulationError for what an instruction may not do, a deadlock and more than `max_instructions` of a unit.
+    """
+    start(batch, decoder, schedule)
+    dice = random.Random(seed)
+    batch.full = {}
+    batch.partial = np.zeros((len(decoder.steps), batch.ctas), np.int64)
+    left = max_instructions
+    with np.errstate(all="ignore"):
+        while alive := [unit for unit in batch.units if unit.groups]:
+            able = [unit for unit in alive if any(group.waits is None for group in unit.groups)]
+            if not able:
+                if not _deliver(batch):
+                    raise _deadlock(batch, decoder.kernel)
+                continue
+            unit = able[-1] if schedule == "descending" else dice.choice(able) if schedule == "random" else able[0]
+            budget = dice.randint(1, 2 * SLICE) if schedule == "random" else left
+            left -= _run_unit(unit, decoder, min(budget, left))
+            if left <= 0:
+                at = (
+                    decoder.kernel.code[min(group.pc for group in unit.groups)]
+                    if unit.groups
+                    else decoder.kernel.code[-1]
+                )
+                raise at.error(
+                    f"is reached after {max_instructions} instructions, where the kernel was expected to have ended"
+                )
+
+
+def _run_unit(unit: Unit, decoder: Decoder, budget: int) -> int:
+    """Run the unit until all its threads are held or have ended, or `budget` instructions; returns how many ran."""
+    batch, steps, count = unit.batch, decoder.steps, 0
+    full = batch.full.setdefault(unit.warps, [0] * len(steps))
+    while count < budget:
+        group = _join(unit)
+        if group is None:
+            break
+        limit = min((g.pc for g in unit.groups if g.pc > group.pc and g.waits is None), default=EXIT)
+        pc, mask = group.pc, group.mask
+        active = None if mask is None else unit.active_warps(mask)
+        while pc < limit and count < budget:
+            group.pc = pc
+            result = steps[pc](unit, mask)
+            count += 1
+            if active is None:
+                full[pc] += 1
+            else:
+                batch.partial[pc] += active
+            if result is None:
+                pc += 1
+            elif isinstance(result, int):
+                backward, pc = result <= pc, result
+                if backward and active is not None and _carve(unit, group, pc):
+                    break
+            elif isinstance(result, tuple):
+                target, part = result
+                group.mask = unit.everyone(mask) & ~part
+                group.pc = pc + 1
+                unit.groups.append(ThreadGroup(target, part))
+                break
+            else:
+                group.waits = result
+                if isinstance(result, sync.Barrier):
+                    result.settle(batch)
+                break
+        else:
+            group.pc = pc
+        unit.groups = [g for g in unit.groups if g.pc < EXIT]
+    return count
+
+
+def _join(unit: Unit) -> ThreadGroup | None:
+    """The group to run: of those that are free, the one that stands earliest, joined by all that stand there too."""
+    ready = [group for group in unit.groups if group.waits is None]
+    if not ready:
+        return None
+    group = min(ready, key=lambda g: g.pc)
+    for other in ready:
+        if other is not group and other.pc == group.pc:
+            both = unit.everyone(group.mask) | unit.everyone(other.mask)
+            group.mask = None if both.all() else both
+            unit.groups = [g for g in unit.groups if g is not other]
+    return group
+
+
+def _carve(unit: Unit, group: ThreadGroup, pc: int) -> bool:
+    """Give whole warps at the unit's start or end, which begin a loop without the others, a unit of their own."""
+    mask = unit.everyone(group.mask)
+    mine: Array = mask.any(axis=(0, 2))
+    if not np.array_equal(mine, mask.all(axis=(0, 2))) or mine.all() or len(unit.groups) < 2:
+        return False
+    count = int(mine.sum())
+    if mine[:count].all():
+        cut, rest = (0, count), (count, unit.warps)
+    elif mine[-count:].all():
+        cut, rest = (unit.warps - count, unit.warps), (0, unit.warps - count)
+    else:
+        return False
+    unit.groups.remove(group)
+    new = _part_of(unit, *cut)
+    new.groups = [ThreadGroup(pc, None)]
+    old = _part_of(unit, *rest)
+    for other in unit.groups:
+        part = unit.everyone(other.mask)[:, rest[0] : rest[1]]
+        other.mask = None if part.all() else part
+    vars(unit).update({**vars(old), "groups": unit.groups})
+    unit.batch.units.append(new)
+    unit.batch.units.sort(key=lambda each: each.first)
+    return True
+
+
+def _part_of(unit: Unit, first: int, stop: int) -> Unit:
+    """The unit's warps `first` to `stop`, with what they have under way."""
+
+    def cut(value: Array | None) -> Array | None:
+        return None if value is None else _warps(value, first, stop)
+
+    pending = [
+        loads.Copy(cut(c.rows), cut(c.values), c.size, cut(c.mask), cut(c.group))  # type: ignore[arg-type]
+        for c in unit.pending
+    ]
+    return Unit(
+        unit.batch,
+        unit.first + first,
+        stop - first,
+        [_warps(value, first, stop) for value in unit.registers],
+        [],
+        _warps(unit.committed, first, stop),
+        pending,
+        _warps(unit.bulk_committed, first, stop),
+        list(unit.bulk_pending) if first == 0 else [],
+    )
+
+
+def _deliver(batch: Batch) -> bool:
+    """Let the oldest copy land that somebody waits for; false where there is none."""
+    waited = [group.waits for unit in batch.units for group in unit.groups]
+    for copy in batch.in_flight:
+        if any(copy.barrier is barrier for barrier in waited):
+            batch.in_flight.remove(copy)
+            copy.land(batch)
+            return True
+    return False
+
+
+def _deadlock(batch: Batch, kernel: Kernel) -> EmulationError:
+    for unit in batch.units:
+        for group in unit.groups:
+            everyone = unit.everyone(group.mask)
+            cta, warp = (int(i[0]) for i in np.nonzero(everyone.any(axis=2)))
+            return kernel.code[group.pc].error(
+                f"holds warp {unit.first + warp} of CTA {tuple(map(int, batch.ids[cta]))} for ever at"
+                f" {group.waits.state(cta)}, where everything waited for was expected to come"
+            )
+    raise AssertionError("a deadlock without threads")
