@@ -4,6 +4,8 @@
 #include "../gemm/read.cuh"
 
 constexpr int WARPS = WARPS_M * WARPS_N;          // that multiply
+constexpr int PRODUCER_WARPS = 4 * VARIANT_PRODUCER_WARP;  // registers move between whole warpgroups
+constexpr unsigned HEAD_START = 2;                // K tiles that a skewed second half of the warps starts later
 constexpr int STEPS = BK / 16;                    // mma steps in a K tile
 constexpr int ROW_BYTES_C = WARP_N * 2;           // of a warp's part of C in shared memory
 constexpr int PART_BYTES_C = 16 * ROW_BYTES_C;    // sixteen of its rows
@@ -34,8 +36,9 @@ struct Fragments {
   ptx::u32 a[FRAGMENTS_M][4], b[FRAGMENTS_N][2];
 };
 
-template <int STAGES, bool PRODUCER_WARP, bool DOUBLE_BUFFER, bool PERSISTENT, bool STAGED_C>
+template <int STAGES, bool PRODUCER_WARP, bool DOUBLE_BUFFER, bool PERSISTENT, bool STAGED_C, bool SKEWED>
 struct GemmTuned {
+  static_assert(!DOUBLE_BUFFER || PRODUCER_WARP, "warp 0 would load a stage anew that the last step's ldmatrix still reads");
   static_assert(!PERSISTENT || PRODUCER_WARP, "a producer warp runs ahead into the next tile; without one nothing does");
 
   using Smem = SharedTuned<STAGES, PRODUCER_WARP, STAGED_C>;
@@ -58,7 +61,11 @@ struct GemmTuned {
     __syncthreads();
 
     Place<STAGES> at;
-    if (PRODUCER_WARP && warp == WARPS) {
+    if (PRODUCER_WARP && warp >= WARPS) {
+      // A quarter of the SM's registers lies at each of its four schedulers: three warps there have 168 each by the launch
+      // bound, which is too few for those that multiply. The producer's warpgroup gives its own away.
+      ptx::setmaxnreg_dec<24>();
+      if (warp > WARPS) return;
       for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         unsigned m0, n0;
         tile_of(tile, tiles_m, tiles_n, m0, n0);
@@ -74,15 +81,14 @@ struct GemmTuned {
       return;
     }
 
+    if constexpr (PRODUCER_WARP) ptx::setmaxnreg_inc<240>();
     const unsigned row0 = warp / WARPS_N * WARP_M, col0 = warp % WARPS_N * WARP_N;
+    await_head_start(warp);
     for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       unsigned m0, n0;
       tile_of(tile, tiles_m, tiles_n, m0, n0);
       Accumulator acc = {};
-      if constexpr (DOUBLE_BUFFER)
-        loop_double_buffered(acc, shared, at, A, B, m0, n0, tiles_k, row0, col0, lane, warp);
-      else
-        loop(acc, shared, at, A, B, m0, n0, tiles_k, row0, col0, lane, warp);
+      loop(acc, shared, at, A, B, m0, n0, k, row0, col0, lane, warp, tile == blockIdx.x);
       if constexpr (STAGED_C)
         store_staged(acc, shared.c + warp * PART_BYTES_C, C, m0 + row0, n0 + col0, n, lane);
       else
@@ -115,51 +121,76 @@ struct GemmTuned {
     }
   }
 
-  // This warp has read all that it wants of the stage.
-  static __device__ __forceinline__ void leave(Smem& shared, Place<STAGES> at) {
+  // This warp has read all that it wants of the stage: `last` are the fragments that it read last.
+  //
+  // The arrive has to wait for those reads, and nothing makes it: ptxas issues it behind ldmatrix without looking at the
+  // scoreboard, and ldmatrix can be held up behind stores of C in the same queue while the arrive is not. The copy engine
+  // then overwrote rows that were still to be read (seen on an H200). So the number of arrivals, always 1, is made to
+  // depend on a register of each read: `zero` is 0, but ptxas cannot know. A fence.proxy.async would do too; it costs 2 %.
+  static __device__ __forceinline__ void leave(Smem& shared, Place<STAGES> at, const Fragments& last, unsigned zero) {
     if constexpr (PRODUCER_WARP) {
-      __syncwarp();
-      if (ptx::elect_sync()) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[at.stage]));
-    }
-  }
-
-  static __device__ __forceinline__ void loop(Accumulator& acc, Smem& shared, Place<STAGES>& at, const Source& A,
-                                              const Source& B, unsigned m0, unsigned n0, unsigned tiles_k, unsigned row0,
-                                              unsigned col0, unsigned lane, unsigned warp) {
-    prologue(shared, A, B, m0, n0, tiles_k, warp);
-#pragma unroll 1
-    for (unsigned t = 0; t < tiles_k; ++t) {
-      enter(shared, at, A, B, m0, n0, t, tiles_k, warp);
-      multiply<Read::ldmatrix, BLayout::n_by_k, true>(acc, shared.stage[at.stage], row0, col0, lane);
-      leave(shared, at);
-      at.advance();
-    }
-  }
-
-  // The fragments of the next step are read while those of this one are multiplied, also across the border of two K tiles.
-  static __device__ __forceinline__ void loop_double_buffered(Accumulator& acc, Smem& shared, Place<STAGES>& at,
-                                                              const Source& A, const Source& B, unsigned m0, unsigned n0,
-                                                              unsigned tiles_k, unsigned row0, unsigned col0, unsigned lane,
-                                                              unsigned warp) {
-    Fragments fragments[2];
-    prologue(shared, A, B, m0, n0, tiles_k, warp);
-    enter(shared, at, A, B, m0, n0, 0, tiles_k, warp);
-    read(fragments[0], shared.stage[at.stage], 0, row0, col0, lane);
-#pragma unroll 1
-    for (unsigned t = 0; t < tiles_k; ++t) {
+      ptx::u32 any = 0;
 #pragma unroll
-      for (int ks = 0; ks < STEPS; ++ks) {
-        if (ks + 1 < STEPS) {
-          read(fragments[(ks + 1) % 2], shared.stage[at.stage], ks + 1, row0, col0, lane);
-        } else {
-          leave(shared, at);
-          at.advance();
-          if (t + 1 < tiles_k) {
-            enter(shared, at, A, B, m0, n0, t + 1, tiles_k, warp);
-            read(fragments[0], shared.stage[at.stage], 0, row0, col0, lane);
-          }
+      for (int i = 0; i < FRAGMENTS_M; ++i) any |= last.a[i][3];
+#pragma unroll
+      for (int j = 1; j < FRAGMENTS_N; j += 2) any |= last.b[j][1];
+      __syncwarp();
+      if (ptx::elect_sync()) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[at.stage]), 1 + (any & zero));
+    }
+  }
+
+  // Two warps share a scheduler and its tensor core. The second half of the warps begins HEAD_START K tiles later, and so
+  // multiplies while the first half stores C, and the other way round; from then on they stay apart by themselves.
+  static __device__ __forceinline__ void await_head_start(unsigned warp) {
+    if (SKEWED && warp >= WARPS / 2) ptx::bar_sync(1, 32 * WARPS);
+  }
+
+  static __device__ __forceinline__ void give_head_start(unsigned warp, bool first, unsigned t, unsigned tiles_k) {
+    if (SKEWED && first && warp < WARPS / 2 && t == min(HEAD_START, tiles_k) - 1) ptx::bar_arrive(1, 32 * WARPS);
+  }
+
+  // One set of fragments, or two: then those of the next step are read while those of this one are multiplied, also across
+  // the border of two K tiles.
+  static __device__ __forceinline__ void loop(Accumulator& acc, Smem& shared, Place<STAGES>& at, const Source& A,
+                                              const Source& B, unsigned m0, unsigned n0, unsigned k, unsigned row0,
+                                              unsigned col0, unsigned lane, unsigned warp, bool first) {
+    const unsigned tiles_k = k / BK, zero = k >> 31;
+    prologue(shared, A, B, m0, n0, tiles_k, warp);
+    if constexpr (!DOUBLE_BUFFER) {
+#pragma unroll 1
+      for (unsigned t = 0; t < tiles_k; ++t) {
+        Fragments fragments;
+        enter(shared, at, A, B, m0, n0, t, tiles_k, warp);
+#pragma unroll
+        for (int ks = 0; ks < STEPS; ++ks) {
+          read(fragments, shared.stage[at.stage], ks, row0, col0, lane);
+          multiply(acc, fragments);
         }
-        multiply_fragments(acc, fragments[ks % 2]);
+        leave(shared, at, fragments, zero);
+        give_head_start(warp, first, t, tiles_k);
+        at.advance();
+      }
+    } else {
+      Fragments fragments[2];
+      enter(shared, at, A, B, m0, n0, 0, tiles_k, warp);
+      read(fragments[0], shared.stage[at.stage], 0, row0, col0, lane);
+#pragma unroll 1
+      for (unsigned t = 0; t < tiles_k; ++t) {
+#pragma unroll
+        for (int ks = 0; ks < STEPS; ++ks) {
+          if (ks + 1 < STEPS) {
+            read(fragments[(ks + 1) % 2], shared.stage[at.stage], ks + 1, row0, col0, lane);
+          } else {
+            leave(shared, at, fragments[ks % 2], zero);
+            give_head_start(warp, first, t, tiles_k);
+            at.advance();
+            if (t + 1 < tiles_k) {
+              enter(shared, at, A, B, m0, n0, t + 1, tiles_k, warp);
+              read(fragments[0], shared.stage[at.stage], 0, row0, col0, lane);
+            }
+          }
+          multiply(acc, fragments[ks % 2]);
+        }
       }
     }
   }
@@ -174,7 +205,7 @@ struct GemmTuned {
     for (int i = 0; i < FRAGMENTS_M; ++i) read_a<Read::ldmatrix, true>(f.a[i], a_tile, row0 + 16 * i, ks, lane);
   }
 
-  static __device__ __forceinline__ void multiply_fragments(Accumulator& acc, const Fragments& f) {
+  static __device__ __forceinline__ void multiply(Accumulator& acc, const Fragments& f) {
 #pragma unroll
     for (int i = 0; i < FRAGMENTS_M; ++i)
 #pragma unroll
@@ -234,17 +265,13 @@ struct GemmTuned {
   static __device__ __forceinline__ void wait(unsigned long long& barrier, unsigned parity) { wait_full(barrier, parity); }
 };
 
-constexpr int SHARE = 65536 / (32 * (WARPS + VARIANT_PRODUCER_WARP) * CTAS_PER_SM) / 8 * 8, REGISTERS = SHARE < 255 ? SHARE : 255;
-
 using Variant = GemmTuned<VARIANT_STAGES, bool(VARIANT_PRODUCER_WARP), bool(VARIANT_DOUBLE_BUFFER), bool(VARIANT_PERSISTENT),
-                          bool(VARIANT_STAGED_C)>;
+                          bool(VARIANT_STAGED_C), bool(VARIANT_SKEW)>;
 
-// grid = tiles of C, or as many CTAs as fit at once; block = 256 or with the producer warp 288 threads; dynamic shared memory
-// >= sizeof(Variant::Smem); C is M x N row-major bf16.
-//
-// Registers are bounded by hand: from a launch bound of 288 threads ptxas derives 168 (it rounds up to whole warpgroups)
-// and spills, though nine warps of 224 fit an SM.
-extern "C" __global__ void __maxnreg__(REGISTERS) gemm_tuned(const __grid_constant__ Variant::Source a, const __grid_constant__ Variant::Source b, ptx::u32* c, unsigned m,
+// grid = tiles of C, or as many CTAs as fit at once; block = 256 or with the producer's warpgroup 384 threads; dynamic shared
+// memory >= sizeof(Variant::Smem); C is M x N row-major bf16.
+extern "C" __global__ void __launch_bounds__(32 * (WARPS + PRODUCER_WARPS), CTAS_PER_SM)
+    gemm_tuned(const __grid_constant__ Variant::Source a, const __grid_constant__ Variant::Source b, ptx::u32* c, unsigned m,
                unsigned n, unsigned k) {
   Variant::run(a, b, c, m, n, k);
 }

@@ -90,9 +90,9 @@ def plan(
 
 
 def threads(experiment: Experiment, variant: Variant) -> int:
-    """Threads of a block: the warps that multiply, and a warp that only loads where the variant has one."""
+    """Threads of a block: the warps that multiply, and the warpgroup of the one that only loads, where there is one."""
     values = experiment.values(variant)
-    return 32 * (values["WARP_ROWS"] * values["WARP_COLUMNS"] + values.get("VARIANT_PRODUCER_WARP", 0))
+    return 32 * (values["WARP_ROWS"] * values["WARP_COLUMNS"] + 4 * values.get("VARIANT_PRODUCER_WARP", 0))
 
 
 def b_is_n_by_k(experiment: Experiment, variant: Variant) -> bool:
