@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ import pytest
 from binaries import toolchain
 from rungs import bootstrap, protocol, stats
 from rungs import build as rungs_build
+from rungs.errors import Refused
 from rungs.files import read_json
+from rungs.variants import load_device, load_experiment
 
 CALM = protocol.Condition("", 500.0, 60.0)
 SETTINGS = protocol.Settings(0.1, 20, 200, 200.0, 1.0, "hot", 7)
@@ -228,6 +231,46 @@ def test_a_kernel_that_its_launch_bounds_leave_too_few_registers_fails_its_build
     assert manifest["reason"].startswith(f"small spills {manifest['ptxas']['spill_store_bytes']} + ")
     assert f"at {registers} registers: it would measure local memory, so give it more registers" in manifest["reason"]
     assert (tmp_path / "out" / "small.cubin").read_bytes() == b"", "nothing that could be timed by mistake"
+
+
+def test_a_kernel_whose_registers_do_not_fit_the_pinned_ctas_fails_its_build_with_the_numbers(monkeypatch, tmp_path):
+    """Kind: the number of CTAs on an SM, which every step takes for the same, is not what was pinned."""
+    hungry = SPILLING.replace("48", "128").replace("MIN_BLOCKS", "1")
+    manifest = built(monkeypatch, tmp_path, hungry, "sm_90a", 1)
+    registers = manifest["ptxas"]["registers"]
+    taken = -(-registers // 8) * 8 * 288 * 2
+    assert (manifest["status"], manifest["ptxas"]["spill_store_bytes"], taken > 65536) == ("build failed", 0, True)
+    assert manifest["reason"] == (
+        f"small: {registers} registers x 288 threads x 2 CTAs per SM take {taken} registers, but an SM of sm_90a has 65536: bound"
+        " it with __launch_bounds__(288, 2), or pin fewer CTAs."
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"arch": "sm_80", "ctas_per_sm": {"gemm": 2}},
+            "abl_L2_R1_bl1_s4_sw1: TMA needs one of sm_90a, sm_100a, sm_120, not sm_80.",
+        ),
+        (
+            {"smem_per_sm_bytes": 102_400, "smem_per_block_bytes": 101_376},
+            "abl_L2_R1_bl1_s4_sw1 needs 65568 bytes of shared memory, but 2 CTAs per SM leave 50176 each on sm_90a: choose fewer"
+            " stages.",
+        ),
+        (
+            {"warps_per_sm": 8},
+            "abl_L2_R1_bl1_s4_sw1: 256 threads x 2 CTAs per SM are 512, but an SM of sm_90a holds 256: pin fewer CTAs in"
+            " config/devices/sm_90a.yaml.",
+        ),
+    ],
+)
+def test_what_an_architecture_cannot_hold_is_refused_with_the_numbers_before_it_is_compiled(change, sentence):
+    device = replace(load_device("sm_90a"), **change)
+    experiment = load_experiment("gemm")
+    with pytest.raises(Refused) as refusal:
+        rungs_build.unit(experiment, experiment.variant("abl_L2_R1_bl1_s4_sw1"), device)
+    assert str(refusal.value) == sentence
 
 
 def test_instructions_that_the_compiler_serialises_fail_the_build(monkeypatch, tmp_path):

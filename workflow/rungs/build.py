@@ -121,18 +121,17 @@ def unit_of(name: str, arch: str) -> Unit:
 
 
 def unit(experiment: Experiment, variant: Variant, device: Device) -> Unit:
+    """Raises Refused where the architecture lacks a level, or cannot hold the pinned CTAs' threads or shared memory."""
     experiment.check_chip(variant, device.arch)
-    smem = plan.smem_bytes(experiment, variant, device)
+    smem, threads = plan.smem_bytes(experiment, variant, device), plan.threads(experiment, variant)
+    pinned, most = device.pinned(experiment.name), 32 * device.warps_per_sm
+    if threads * pinned > most:
+        raise Refused(
+            f"{variant.name}: {threads} threads x {pinned} CTAs per SM are {threads * pinned}, but an SM of {device.arch} holds"
+            f" {most}: pin fewer CTAs in config/devices/{device.arch}.yaml."
+        )
     macros = experiment.macros(variant, device)
-    return Unit(
-        variant.name,
-        experiment.name,
-        experiment.kernel,
-        experiment.entry,
-        macros,
-        smem,
-        plan.threads(experiment, variant),
-    )
+    return Unit(variant.name, experiment.name, experiment.kernel, experiment.entry, macros, smem, threads)
 
 
 @functools.cache
@@ -178,8 +177,9 @@ def _virtual(arch: str) -> str:
 def build(name: str, arch: str, manifest: Path, toolchain: Toolchain) -> dict[str, Any]:
     """Compile a variant into `<folder of manifest>/<name>.{ptx,cubin}` and write the manifest; returns it.
 
-    A variant that does not compile, that spills, that uses a stack or that ptxas warns about with C75xx, is a result:
-    `status` is then not `ok`, `reason` says why and the two files are empty.
+    A variant that does not compile, that spills, that uses a stack, that ptxas warns about with C75xx or that takes more
+    registers than the pinned CTAs leave, is a result: `status` is then not `ok`, `reason` says why and the two files are
+    empty.
     """
     head: dict[str, Any] = {"kind": "build", "variant": name, "arch": arch}
     folder = manifest.parent.resolve()  # ninja runs in the checkout, wherever the caller is
@@ -195,7 +195,7 @@ def build(name: str, arch: str, manifest: Path, toolchain: Toolchain) -> dict[st
         return _finish(folder, name, {**head, "status": "build failed", "reason": problem})
     report = parse_ptxas((folder / "ptxas.txt").read_text(encoding="utf-8"))
     files = {f"{kind}_sha256": sha256_file(folder / f"{name}.{kind}") for kind in ("ptx", "cubin")}
-    reason = objection(report, name)
+    reason = objection(report, name) or _too_many_registers(report["ptxas"]["registers"], wanted, arch)
     status = "build failed" if reason else "ok"
     return _finish(folder, name, {**head, "status": status, "reason": reason, **report, **({} if reason else files)})
 
@@ -307,3 +307,19 @@ def objection(report: Mapping[str, Any], name: str) -> str:
             " registers (fewer CTAs per SM) or less to keep."
         )
     return ""
+
+
+def _too_many_registers(registers: int, unit: Unit, arch: str) -> str:
+    """Why the pinned CTAs do not fit into an SM's registers, which are given to warps 256 at a time; else empty."""
+    if not unit.experiment:
+        return ""
+    device = load_device(arch)
+    pinned, warps = device.pinned(unit.experiment), -(-unit.threads // 32)
+    taken = -(-registers * 32 // 256) * 256 * warps * pinned
+    if taken <= device.registers_per_sm:
+        return ""
+    return (
+        f"{unit.name}: {registers} registers x {unit.threads} threads x {pinned} CTAs per SM take {taken} registers, but an SM"
+        f" of {arch} has {device.registers_per_sm}: bound it with __launch_bounds__({unit.threads}, {pinned}), or pin fewer"
+        " CTAs."
+    )
