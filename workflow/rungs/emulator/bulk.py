@@ -15,8 +15,8 @@ import numpy as np
 from rungs.emulator.loads import addresses_of
 from rungs.emulator.memory import GLOBAL_BASE
 from rungs.emulator.parser import Address, Instruction
-from rungs.emulator.state import Array, Batch, Decoder, Mask, Step, Unit, remember
-from rungs.emulator.sync import Mbarrier, each_mbarrier, expect, uniform
+from rungs.emulator.state import Array, Batch, Decoder, Mask, Step, Unit, remember, uniform
+from rungs.emulator.sync import Mbarrier, each_mbarrier, expect
 from rungs.plan import SWIZZLE_SPAN_BYTES, TensorMap
 
 CHUNK = 16
@@ -287,9 +287,9 @@ def _store(decoder: Decoder, ins: Instruction, tensor: bool) -> Step:
         batch.shared.check(places, CHUNK, ins)
         rows = (places + issue.ctas[:, None, None] * batch.shared.window) // CHUNK
         batch.tally.add(pc, "bytes", np.bincount(issue.ctas, minlength=batch.ctas) * bytes)
-        if batch.race:
-            batch.race.bulk_read(issue, rows, pc, unit.bulk_committed)
         groups = issue.read(unit.bulk_committed)
+        if batch.race:
+            batch.race.bulk_read(issue, rows, pc, groups)
         for group in np.unique(groups):
             of = groups == group
             copy = Store(ins, rows[of], offsets[of], keep[of], size, issue.ctas[of], int(group))
@@ -315,7 +315,7 @@ def _wait(decoder: Decoder, ins: Instruction) -> Step:
     def step(unit: Unit, mask: Mask) -> None:
         landed = unit.bulk_committed - newest
         if unit.batch.race:
-            unit.batch.race.bulk_waited(unit, mask, landed)
+            unit.batch.race.waited(unit, mask, landed, bulk=True)
         limit = int(np.broadcast_to(landed, unit.shape)[unit.everyone(mask)].max())
         for copy in [copy for copy in unit.bulk_pending if copy.group < limit]:
             copy.land(unit.batch)

@@ -12,24 +12,16 @@ from rungs.emulator import machine, parser
 from rungs.emulator.memory import PARAM_WINDOW, SHARED_BASE, GlobalMemory, SharedMemory
 from rungs.emulator.metrics import Tally
 from rungs.emulator.parser import EmulationError, Instruction, Kernel
-from rungs.emulator.state import LANES, Batch
+from rungs.emulator.race import Detector
+from rungs.emulator.state import LANES, Batch, Finding
 from rungs.plan import Plan, TensorMap, check_tensor_map
 from rungs.variants import load_device
 
 Array = np.ndarray
 BATCH = 16
 """CTAs that execute together: seven times faster than one by one, and their accumulators still fit a core's cache."""
+RACE_BATCH = 4
 MAX_INSTRUCTIONS = 20_000_000
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something wrong that did not stop the kernel. `ptx_lines` and `sources` name the instructions that it is between."""
-
-    kind: str
-    sentence: str
-    ptx_lines: tuple[int, ...]
-    sources: tuple[str, ...]
 
 
 @dataclass
@@ -99,8 +91,9 @@ def run(
         raise EmulationError(f"The launch has CTAs 0 to {grid - 1}, not {wanted[-1] if wanted else 'none'}.")
     result = Result(Counts(wanted))
     parts = []
-    for first in range(0, len(wanted), BATCH):
-        ids = np.array(wanted[first : first + BATCH])
+    size = RACE_BATCH if race else BATCH
+    for first in range(0, len(wanted), size):
+        ids = np.array(wanted[first : first + size])
         x, y, _ = plan.grid
         decoder = machine.decode(kernel, symbols, params)
         batch = Batch(
@@ -115,8 +108,11 @@ def run(
             race=None,
             tally=Tally(len(ids)),
         )
+        if race:
+            batch.race = Detector(batch)
         machine.run(batch, decoder, schedule, seed, max_instructions)
         parts.append(batch)
+        result.findings += batch.findings
     _collect(result, kernel, parts)
     return result
 

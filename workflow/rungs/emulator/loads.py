@@ -10,9 +10,9 @@ import numpy as np
 
 from rungs.emulator import metrics
 from rungs.emulator.alu import _fit, _view
-from rungs.emulator.memory import GLOBAL_BASE, SHARED_WINDOW, words
-from rungs.emulator.parser import Address, Immediate, Instruction, Symbol
-from rungs.emulator.state import DTYPES, LANES, Array, Decoder, Mask, Step, Unit, items, remember
+from rungs.emulator.memory import GLOBAL_BASE, PARAM_WINDOW, SHARED_WINDOW, words
+from rungs.emulator.parser import Immediate, Instruction
+from rungs.emulator.state import DTYPES, LANES, Array, Decoder, Mask, Step, Unit, items, remember, uniform
 
 
 @dataclass
@@ -138,7 +138,7 @@ def _load(decoder: Decoder, ins: Instruction) -> Step:
     def from_shared(unit: Unit, mask: Mask) -> None:
         place = access(unit, mask)
         if unit.batch.race:
-            unit.batch.race.read(unit, mask, place.addresses, size, pc)
+            unit.batch.race.read_by(unit, mask, place.addresses, size, pc)
         finish(unit, mask, np.take(unit.batch.shared.flat(size), place.rows, axis=0))
 
     def from_global(unit: Unit, mask: Mask) -> None:
@@ -159,24 +159,29 @@ def _is_shared(unit: Unit, slot: int, mask: Mask) -> bool:
 
 
 def _load_param(decoder: Decoder, ins: Instruction) -> Step:
-    """Parameters do not change: the step moves a constant."""
-    address = ins.operands[1]
-    if not isinstance(address, Address) or not isinstance(address.base, Symbol):
-        raise ins.error("loads a parameter through a register, which the emulator lacks")
+    """Parameters do not change and are the same for all threads: the step moves constants."""
     type, _, size = _shape_of(ins)
-    at = decoder.symbols[address.base.name] + address.base.offset + address.offset
-    raw = decoder.params[at : at + size]
-    if len(raw) < size:
-        raise ins.error(f"reads {size} bytes of the parameters at {at}, where {len(decoder.params)} bytes were passed")
-    values = np.frombuffer(raw, DTYPES[type])
-    moves = []
-    for item, value in zip(items(ins.operands[0]), values, strict=True):
-        target = decoder.target(item, ins)
-        held = _fit(value.reshape(1, 1, 1), DTYPES[type], DTYPES[getattr(item, "type", "b32")])
-        moves.append((target, decoder.intern(held)))
+    slot, offset = decoder.address(ins.operands[1], ins)
+    targets = [(decoder.target(item, ins), getattr(item, "type", "b32")) for item in items(ins.operands[0])]
+    memo: dict[int, list[Array]] = {}
+
+    def values_at(address: int) -> list[Array]:
+        at = address - PARAM_WINDOW if address >= PARAM_WINDOW else address
+        raw = decoder.params[at : at + size]
+        if len(raw) < size:
+            raise ins.error(
+                f"reads {size} bytes at {at} of the parameters, where {len(decoder.params)} bytes were passed"
+            )
+        found = np.frombuffer(raw, DTYPES[type]).reshape(-1, 1, 1, 1)
+        return [
+            decoder.intern(_fit(value, DTYPES[type], DTYPES[held]))
+            for value, (_, held) in zip(found, targets, strict=True)
+        ]
 
     def step(unit: Unit, mask: Mask) -> None:
-        for target, value in moves:
+        address = uniform(unit, slot, mask, ins) + offset
+        held = memo.get(address) or remember(memo, address, values_at(address))
+        for (target, _), value in zip(targets, held, strict=True):
             if target is not None:
                 unit.write(target, value, mask)
 
@@ -207,7 +212,7 @@ def _store(decoder: Decoder, ins: Instruction) -> Step:
     def to_shared(unit: Unit, mask: Mask) -> None:
         place, values = access(unit, mask), gathered(unit)
         if unit.batch.race:
-            unit.batch.race.write(unit, mask, place.addresses, size, pc)
+            unit.batch.race.write_by(unit, mask, place.addresses, size, pc)
         flat = unit.batch.shared.flat(size)
         if mask is None:
             flat[place.rows] = values
@@ -254,7 +259,7 @@ def _matrix(decoder: Decoder, ins: Instruction) -> Step:
         whole_warps(unit, mask, ins)
         place, batch = access(unit, mask), unit.batch
         if batch.race:
-            batch.race.read(unit, mask, place.addresses, 16, pc)
+            batch.race.read_by(unit, mask, place.addresses, 16, pc)
         found = np.take(batch.shared.flat(16), place.rows, axis=0).reshape(batch.ctas, unit.warps, count, 8, 4)
         if transposed:
             elements = found.view("u2").swapaxes(-1, -2)  # [matrix][column][row]
@@ -266,7 +271,7 @@ def _matrix(decoder: Decoder, ins: Instruction) -> Step:
         whole_warps(unit, mask, ins)
         place, batch = access(unit, mask), unit.batch
         if batch.race:
-            batch.race.write(unit, mask, place.addresses, 16, pc)
+            batch.race.write_by(unit, mask, place.addresses, 16, pc)
         rows = np.empty((batch.ctas, unit.warps, count, 8, 4), "u4")
         for i, source in enumerate(slots):
             rows[:, :, i] = np.broadcast_to(unit.registers[source], unit.shape).reshape(batch.ctas, unit.warps, 8, 4)
@@ -327,7 +332,7 @@ def _cp_async(decoder: Decoder, ins: Instruction) -> Step:
         else:
             values = _load_part(unit, offsets, size, unit.registers[reads], mask, ins)
         if batch.race:
-            batch.race.copy(unit, mask, place.addresses, size, pc, unit.committed)
+            batch.race.write_by(unit, mask, place.addresses, size, pc, unit.committed)
         copy = Copy(place.rows, values, size, mask, unit.committed)
         if batch.late:
             unit.pending.append(copy)

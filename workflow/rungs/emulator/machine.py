@@ -14,7 +14,7 @@ import numpy as np
 
 from rungs.emulator import alu, loads, mma, sync
 from rungs.emulator.parser import EmulationError, Instruction, Kernel
-from rungs.emulator.state import EXIT, LANES, Array, Batch, Decoder, Mask, Step, ThreadGroup, Unit
+from rungs.emulator.state import EXIT, LANES, Array, Batch, Decoder, Finding, Mask, Step, ThreadGroup, Unit
 
 COMPILE = alu.COMPILE | loads.COMPILE | mma.COMPILE | sync.COMPILE
 SCHEDULES = ("cta", "ascending", "descending", "random")
@@ -131,6 +131,33 @@ def run(batch: Batch, decoder: Decoder, schedule: str, seed: int, max_instructio
                 raise at.error(
                     f"is reached after {max_instructions} instructions, where the kernel was expected to have ended"
                 )
+    _leftovers(batch)
+
+
+def _leftovers(batch: Batch) -> None:
+    """What a kernel may not leave behind when it ends: copies of the copy engine, and bytes that an mbarrier still expects."""
+
+    def report(ins: Instruction, sentence: str) -> None:
+        batch.findings.append(Finding("left behind", f"{ins.where} {sentence}.", (ins.line,), (ins.source,)))
+
+    for copy in batch.in_flight:
+        report(copy.ins, "is still under way when the kernel ends, where a wait on its mbarrier was expected")
+        break
+    for store in [store for unit in batch.units for store in unit.bulk_pending][:1]:
+        report(
+            store.ins,
+            "may still read shared memory when the kernel ends, where a cp.async.bulk.wait_group was expected",
+        )
+    for barrier in batch.mbarriers.values():
+        if (barrier.valid & (barrier.tx != 0)).any() and barrier.initialised is not None and not batch.in_flight:
+            cta = int(np.argmax(barrier.valid & (barrier.tx != 0)))
+            report(
+                barrier.initialised,
+                f"initialises an mbarrier that ends with {int(barrier.tx[cta])} bytes expected, where 0 was expected: the"
+                " expect_tx of its phases are not what their copies bring",
+            )
+    if batch.race:
+        batch.findings += batch.race.found.values()
 
 
 def _run_unit(unit: Unit, decoder: Decoder, budget: int) -> int:
@@ -192,7 +219,7 @@ def _join(unit: Unit) -> ThreadGroup | None:
 def _carve(unit: Unit, group: ThreadGroup, pc: int) -> bool:
     """Give whole warps at the unit's start or end, which begin a loop without the others, a unit of their own."""
     mask = unit.everyone(group.mask)
-    mine: Array = mask.any(axis=(0, 2))
+    mine = np.asarray(mask.any(axis=(0, 2)))
     if not np.array_equal(mine, mask.all(axis=(0, 2))) or mine.all() or len(unit.groups) < 2:
         return False
     count = int(mine.sum())

@@ -43,6 +43,16 @@ REMEMBERED = 12
 ZERO = np.zeros((1, 1, 1), np.int64)
 
 
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong that did not stop the kernel. `ptx_lines` and `sources` name the instructions that it is between."""
+
+    kind: str
+    sentence: str
+    ptx_lines: tuple[int, ...]
+    sources: tuple[str, ...]
+
+
 @dataclass
 class ThreadGroup:
     """Threads of a unit that stand at the same instruction. `waits` names the barrier they are held by."""
@@ -117,7 +127,7 @@ class Batch:
     barriers: dict[int, Barrier] = field(default_factory=dict)
     mbarriers: dict[int, Mbarrier] = field(default_factory=dict)
     in_flight: list[Any] = field(default_factory=list)
-    findings: list[Any] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def ctas(self) -> int:
@@ -226,3 +236,14 @@ class Decoder:
 def items(operand: Operand) -> tuple[Operand, ...]:
     """The members of `{a, b}`, or the operand itself."""
     return operand.items if isinstance(operand, Group) else (operand,)
+
+
+def uniform(unit: Unit, slot: int, mask: Mask, ins: Instruction) -> int:
+    """The value that all active threads have. Raises EmulationError where they differ."""
+    value = unit.registers[slot]
+    if value.size == 1:
+        return int(value.item())
+    found = np.broadcast_to(value, unit.shape)[unit.everyone(mask)]
+    if (found != found[0]).any():
+        raise ins.error("has an operand that differs between threads, where one value was expected")
+    return int(found[0])

@@ -11,7 +11,7 @@ import numpy as np
 from rungs.emulator.alu import pure
 from rungs.emulator.loads import addresses_of, whole_warps
 from rungs.emulator.parser import Address, Immediate, Instruction, Operand
-from rungs.emulator.state import DTYPES, EXIT, LANES, Array, Batch, Decoder, Mask, Step, Unit, items
+from rungs.emulator.state import DTYPES, EXIT, LANES, Array, Batch, Decoder, Mask, Step, Unit, items, uniform
 
 TX_LIMIT = (1 << 20) - 1
 """The most bytes that an mbarrier can be expecting (PTX ISA, "tx-count")."""
@@ -94,17 +94,6 @@ def _bar(decoder: Decoder, ins: Instruction) -> Step:
         return None
 
     return step
-
-
-def uniform(unit: Unit, slot: int, mask: Mask, ins: Instruction) -> int:
-    """The value that all active threads have. Raises EmulationError where they differ."""
-    value = unit.registers[slot]
-    if value.size == 1:
-        return int(value.item())
-    found = np.broadcast_to(value, unit.shape)[unit.everyone(mask)]
-    if (found != found[0]).any():
-        raise ins.error("has an operand that differs between threads, where one value was expected")
-    return int(found[0])
 
 
 # ---- mbarrier --------------------------------------------------------------------------------------------------------
@@ -320,7 +309,7 @@ def _wait(decoder: Decoder, ins: Instruction) -> Step:
                     return barrier
                 barrier.told[unit.first, unit.warps] = told | waiting
             if batch.race:
-                batch.race.acquire(unit, unit.everyone(part) & done, barrier.done_clock, (barrier, done))
+                batch.race.acquire(unit, unit.everyone(part) & done, barrier.done_clock, barrier)
             result = done if result is None else np.where(unit.everyone(part), done, result)
         if answer is not None and result is not None:
             unit.write(answer, result, mask)

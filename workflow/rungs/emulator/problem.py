@@ -1,0 +1,155 @@
+"""A GEMM variant on random inputs, emulated and held against numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from rungs import plan as plans
+from rungs.emulator import launch
+from rungs.emulator.alu import round_to_bf16, widen_bf16
+from rungs.emulator.launch import Result
+from rungs.emulator.memory import GlobalMemory
+from rungs.emulator.parser import EmulationError
+from rungs.emulator.state import Finding
+from rungs.variants import Experiment, Variant, load_device
+
+Array = np.ndarray
+TOLERANCE = 2.0**-7
+"""Largest error of random data against the root mean square of the result: bf16 keeps 8 bits, and one rounding is half a unit."""
+ALIGNED_K = 64  # bf16 values of a 128-byte line: K values this far apart touch lines and sectors alike
+
+
+@dataclass
+class Outcome:
+    """`error` is the largest error (of integers the largest difference, which must be 0); `failure` what stopped the kernel."""
+
+    problem: tuple[int, int, int]
+    ctas: list[int]
+    right: bool
+    error: float
+    failure: str = ""
+    result: Result | None = None
+    sample: bool = False
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def findings(self) -> list[Finding]:
+        return self.result.findings if self.result else []
+
+    @property
+    def good(self) -> bool:
+        return self.right and not self.findings
+
+
+def inputs(problem: tuple[int, int, int], fill: str, seed: int) -> tuple[Array, Array]:
+    """A (M x K) and B (N x K) as bf16 bits. `integer` draws -2..2, so that every partial sum is exact; `normal` random data."""
+    m, n, k = problem
+    generator = np.random.default_rng(seed)
+    if fill not in ("integer", "normal"):
+        raise EmulationError(f"There is no fill {fill!r}: choose integer or normal.")
+
+    def draw(shape: tuple[int, int]) -> Array:
+        if fill == "integer":
+            return generator.integers(-2, 3, shape).astype(np.float32)
+        return generator.standard_normal(shape, dtype=np.float32)
+
+    return round_to_bf16(draw((m, k))), round_to_bf16(draw((n, k)))
+
+
+def prepare(
+    experiment: Experiment, variant: Variant, arch: str, problem: tuple[int, int, int], fill: str, seed: int
+) -> tuple[GlobalMemory, plans.Plan, Array]:
+    """The operands in memory, the launch, and the result that is expected, in float32."""
+    a, b = inputs(problem, fill, seed)
+    memory = GlobalMemory()
+    by_k = plans.b_is_n_by_k(experiment, variant)
+    addresses = {
+        "a": memory.put("a", a),
+        "b": memory.put("b", b if by_k else np.ascontiguousarray(b.T)),
+        "c": memory.reserve("c", problem[:2], np.uint16),
+    }
+    launched = plans.plan(experiment, variant, load_device(arch), problem, addresses)
+    return memory, launched, widen_bf16(a) @ widen_bf16(b).T
+
+
+def emulate_gemm(
+    experiment: Experiment,
+    variant: Variant,
+    arch: str,
+    ptx: Path,
+    problem: tuple[int, int, int],
+    *,
+    schedule: str = "cta",
+    delivery: str = "late",
+    race: bool = False,
+    ctas: Sequence[int] | None = None,
+    fill: str = "integer",
+    seed: int = 1,
+) -> Outcome:
+    """Run a variant's PTX on the problem (M, N, K) and compare with numpy.
+
+    With `ctas` only those run, and only what they write is compared. What stops the kernel becomes the outcome's `failure`. Raises
+    Refused for a launch that the plan or the driver refuses.
+    """
+    memory, launched, expected = prepare(experiment, variant, arch, problem, fill, seed)
+    ran = list(range(launched.grid[0])) if ctas is None else sorted(set(ctas))
+    try:
+        result = launch.run(
+            ptx, launched, memory, ctas=ctas, schedule=schedule, delivery=delivery, race=race, seed=seed
+        )
+    except EmulationError as error:
+        return Outcome(problem, ran, False, float("nan"), str(error), sample=ctas is not None)
+    written = memory.region("c").written
+    assert written is not None
+    complete = written.reshape(*problem[:2], 2).all(axis=2)
+    found = widen_bf16(memory["c"])
+    if fill == "integer":
+        difference, limit = np.abs(found - widen_bf16(round_to_bf16(expected))), 0.0
+    else:
+        scale = np.sqrt(np.mean(np.square(expected, dtype=np.float64)))
+        difference, limit = np.abs(found - expected) / np.maximum(scale, np.abs(expected)), TOLERANCE
+    compared = difference[complete] if ctas is not None else difference
+    largest = float(np.max(compared)) if compared.size else float("nan")  # NaN, where nothing was written, stays NaN
+    return Outcome(problem, ran, bool(largest <= limit), largest, "", result, ctas is not None, result.counts.totals)
+
+
+def affine_counts(
+    experiment: Experiment, variant: Variant, arch: str, ptx: Path, problem: tuple[int, int, int]
+) -> dict[str, int]:
+    """The counts of a launch too large to run in full, from its first, last and an interior CTA at two small K.
+
+    Every pass of a kernel's loop along K does the same, so its counts are affine in K; the two K have the remainder of the
+    real one modulo a line, so that the same lines and sectors are touched. Raises EmulationError where the CTAs differ or the
+    counts are not whole numbers: then the launch has to be run in full.
+    """
+    m, n, k = problem
+    tile = experiment.values(variant)["TILE_K"]
+    step = max(ALIGNED_K, tile) * 2
+    deep = step * 4 + k % step
+    sizes = [k] if k <= deep + step else [deep, deep + step]
+    found = []
+    for size in sizes:
+        memory, launched, _ = prepare(experiment, variant, arch, (m, n, size), "integer", 1)
+        grid = launched.grid[0]
+        some = sorted({0, grid // 2, grid - 1})
+        counts = launch.run(ptx, launched, memory, ctas=some, delivery="early").counts
+        for name, values in counts.per_cta.items():
+            if (values != values[0]).any():
+                raise EmulationError(
+                    f"{variant.name}: CTAs {some} differ in {name} ({', '.join(map(str, values))}), where equal counts were"
+                    " expected: run the whole grid."
+                )
+        found.append({name: int(values[0]) for name, values in counts.per_cta.items()})
+    if len(found) == 1:
+        return {name: value * grid for name, value in found[0].items()}
+    total = {}
+    for name, low in found[0].items():
+        slope, rest = divmod((found[1][name] - low) * (k - deep), step)
+        if rest:
+            raise EmulationError(f"{variant.name}: {name} is not affine in K: run the problem in full.")
+        total[name] = (low + slope) * grid
+    return total

@@ -1,0 +1,311 @@
+"""Races in shared memory, by vector clocks.
+
+Each warp has a clock for every agent of its CTA: how far it has seen that agent's work. Agents are the warps, the cp.async of
+each warp (its clock counts commit groups), the bulk stores of each warp (bulk groups) and the copies that complete on each
+mbarrier (phases). Barriers and mbarriers hand clocks on from those who arrive to those who wait. An access is a race where
+the last write to its bytes, or for a write any earlier read, lies beyond what the warp has seen. That does not depend on the
+schedule: a race is found even where lockstep gives the right result.
+
+Beside what a warp has seen it is kept how much of that went through fence.proxy.async: the copy engine may only touch what
+ordinary instructions wrote where a fence lies between. Inside a warp, lanes are taken to be ordered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rungs.emulator.memory import SHARED_BASE
+from rungs.emulator.metrics import Array
+from rungs.emulator.parser import EmulationError, Kernel
+from rungs.emulator.state import DTYPES, Batch, Finding, Mask, Unit
+
+MBARRIERS = 64
+SEEN, FENCED = 0, 1
+
+
+def granule(kernel: Kernel) -> int:
+    """Bytes of shared memory that are watched together: the smallest access of the kernel, so that neighbours never mix."""
+    smallest = 16
+    for ins in kernel.code:
+        if ins.opcode in ("ld", "st") and not {"param", "global"} & set(ins.modifiers):
+            item = next((DTYPES[m].itemsize for m in reversed(ins.modifiers) if m in DTYPES), 1)
+            smallest = min(smallest, item * next((int(m[1:]) for m in ins.modifiers if m in ("v2", "v4")), 1))
+        elif ins.opcode == "cp" and ins.modifiers[1] == "ca":
+            smallest = min(smallest, getattr(ins.operands[2], "value", 4))
+    return smallest
+
+
+class Detector:
+    """Watches the shared memory of a batch. Clocks are (CTAs, warps, seen or fenced, agents)."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch, self.code = batch, batch.kernel.code
+        self.ctas, self.warps = batch.ctas, batch.warps
+        self.granule = granule(batch.kernel)
+        self.cells = batch.shared.window // self.granule
+        self.clock = np.zeros((self.ctas, self.warps, 2, 3 * self.warps + MBARRIERS), np.int32)
+        every = np.arange(self.warps)
+        self.clock[:, every, SEEN, every] = 1
+        cells = self.ctas * self.cells
+        self.writer = np.full(cells, -1, np.int16)
+        self.written = np.zeros(cells, np.int32)
+        self.write_pc = np.zeros(cells, np.int32)
+        self.read = np.zeros((cells, 2 * self.warps), np.int32)  # by warps, then by their bulk stores
+        self.read_pc = np.zeros((cells, 2 * self.warps), np.int32)
+        self.numbers: dict[int, int] = {}
+        self.inits: dict[int, dict[str, Any]] = {}
+        self.memo: dict[Any, Any] = {}
+        self.found: dict[tuple[str, int, int], Finding] = {}
+
+    # ---- reports ----
+
+    def report(self, kind: str, pc: int, other: int, sentence: str) -> None:
+        """Keep the first finding of each kind between two instructions."""
+        ins, earlier = self.code[pc], self.code[other] if other >= 0 else None
+        lines = (ins.line,) if earlier is None else (ins.line, earlier.line)
+        sources = (ins.source,) if earlier is None else (ins.source, earlier.source)
+        self.found.setdefault((kind, pc, other), Finding(kind, f"{ins.where} {sentence}.", lines, sources))
+
+    def _races(self, bad: Array, cells: Array, pcs: Array, pc: int, sentence: str, kind: str = "race") -> None:
+        """Report the accesses in `bad`; `pcs` are the instructions that they race with, `sentence` has a place for one."""
+        if not bad.any():
+            return
+        for other in np.unique(pcs[bad]):
+            cell = int(cells[bad & (pcs == other)].flat[0])
+            byte = cell % self.cells * self.granule - SHARED_BASE
+            cta = tuple(int(i) for i in self.batch.ids[cell // self.cells])
+            where = self.code[int(other)].where
+            self.report(kind, pc, int(other), sentence.format(byte=byte, cta=cta, other=where))
+
+    # ---- accesses of threads ----
+
+    def _cells(self, unit: Unit, addresses: Array, size: int) -> Array:
+        """Cells that each warp touches, (CTAs, warps, cells); remembered by the identity of the addresses."""
+        key = (id(addresses), unit.first, unit.warps)
+        held = self.memo.get(key)
+        if held is None:
+            many = max(1, size // self.granule)
+            cells = (addresses // self.granule)[..., None] + np.arange(many)
+            cells = cells.reshape(*cells.shape[:2], -1) + np.arange(self.ctas)[:, None, None] * self.cells
+            if len(self.memo) > 512:
+                self.memo.clear()
+            held = self.memo[key] = (addresses, cells)
+        return held[1]
+
+    def _active(self, mask: Mask, cells: Array, lanes: int) -> Array | bool:
+        return True if mask is None else np.repeat(mask[..., :lanes], cells.shape[2] // lanes, axis=2)
+
+    def _clocks(self, unit: Unit) -> Array:
+        return self.clock[:, unit.first : unit.first + unit.warps]
+
+    def _own(self, unit: Unit) -> Array:
+        """Each warp's own clock, (CTAs, warps, 1)."""
+        every = np.arange(unit.warps)
+        return self._clocks(unit)[:, every, SEEN, unit.first + every][..., None]
+
+    def read_by(self, unit: Unit, mask: Mask, addresses: Array, size: int, pc: int) -> None:
+        """Threads read `size` bytes at `addresses` (CTAs or 1, warps, lanes)."""
+        cells = self._cells(unit, addresses, size)
+        active = self._active(mask, cells, addresses.shape[2])
+        writer = self.writer[cells]
+        self._unwritten((writer < 0) & active, cells, pc)
+        seen = np.take_along_axis(self._clocks(unit)[:, :, SEEN], np.maximum(writer, 0).astype(np.intp), axis=2)
+        bad = (seen < self.written[cells]) & active
+        if bad.any():
+            self._races(bad, cells, self.write_pc[cells], pc, _READ)
+        warp = (unit.first + np.arange(unit.warps))[None, :, None]
+        own = self._own(unit)
+        if mask is None:
+            self.read[cells, warp] = own
+            self.read_pc[cells, warp] = pc
+        else:
+            where = (cells[active], np.broadcast_to(warp, cells.shape)[active])
+            self.read[where] = np.broadcast_to(own, cells.shape)[active]
+            self.read_pc[where] = pc
+
+    def _unwritten(self, bad: Array, cells: Array, pc: int) -> None:
+        if bad.any():
+            byte = int(cells[bad].flat[0]) % self.cells * self.granule - SHARED_BASE
+            self.report("unwritten", pc, -1, f"reads byte {byte} of shared memory, where a written value was expected")
+
+    def write_by(
+        self, unit: Unit, mask: Mask, addresses: Array, size: int, pc: int, groups: Array | None = None
+    ) -> None:
+        """Threads write; with `groups` (each thread's commit group) it is their cp.async that does, some time later."""
+        cells = self._cells(unit, addresses, size)
+        lanes = addresses.shape[2]
+        active = self._active(mask, cells, lanes)
+        clocks = self._clocks(unit)
+        self._check_write(clocks[:, :, SEEN], cells, active, pc)
+        agent = unit.first + np.arange(unit.warps)[None, :, None]
+        stamp = self._own(unit)
+        if groups is not None:
+            agent = agent + self.warps
+            stamp = np.repeat(np.broadcast_to(groups, unit.shape)[..., :lanes] + 1, cells.shape[2] // lanes, axis=2)
+        agents = np.broadcast_to(agent, cells.shape)
+        part = slice(None) if active is True else active
+        self.writer[cells[part]] = agents[part]
+        self.written[cells[part]] = np.broadcast_to(stamp, cells.shape)[part]
+        self.write_pc[cells[part]] = pc
+        self._races((self.writer[cells] != agents) & active, cells, np.full(cells.shape, pc), pc, _TWICE)
+
+    def _check_write(self, seen: Array, cells: Array, active: Array | bool, pc: int) -> None:
+        """`seen` (..., agents) of whoever writes `cells` (..., cells)."""
+        writer = self.writer[cells]
+        known = np.take_along_axis(seen, np.maximum(writer, 0).astype(np.intp), axis=-1)
+        bad = (known < self.written[cells]) & (writer >= 0) & active
+        if bad.any():
+            self._races(bad, cells, self.write_pc[cells], pc, _WRITE)
+        readers = np.concatenate([seen[..., : self.warps], seen[..., 2 * self.warps : 3 * self.warps]], axis=-1)
+        late = self.read[cells] > readers[..., None, :]
+        if late.any():
+            late &= np.asarray(active)[..., None]
+            spread = np.broadcast_to(cells[..., None], late.shape)
+            self._races(late, spread, self.read_pc[cells], pc, _OVERWRITE)
+
+    # ---- accesses of the copy engine ----
+
+    def _bulk_cells(self, rows: Array) -> Array:
+        """Cells of rows of 16 bytes, (copies, cells)."""
+        many = 16 // self.granule
+        return (rows.reshape(len(rows), -1, 1) * many + np.arange(many)).reshape(len(rows), -1)
+
+    def bulk_write(self, issue: Any, rows: Array, barrier: Any, pc: int) -> None:
+        """Copies into shared memory that complete on `barrier`."""
+        cells = self._bulk_cells(rows)
+        clocks = self.clock[issue.ctas, issue.unit.first + issue.warps]
+        self._check_write(clocks[:, SEEN], cells, True, pc)
+        self._check_fence(clocks, cells, pc, _FENCE_WRITE)
+        self.writer[cells] = self.number(barrier)
+        self.written[cells] = barrier.phase[issue.ctas][:, None] + 1
+        self.write_pc[cells] = pc
+
+    def bulk_read(self, issue: Any, rows: Array, pc: int, groups: Array) -> None:
+        """Copies out of shared memory; `groups` is the bulk group of each thread."""
+        cells = self._bulk_cells(rows)
+        warps = issue.unit.first + issue.warps
+        clocks = self.clock[issue.ctas, warps]
+        writer = self.writer[cells]
+        self._unwritten(writer < 0, cells, pc)
+        seen = np.take_along_axis(clocks[:, SEEN], np.maximum(writer, 0).astype(np.intp), axis=1)
+        self._races(seen < self.written[cells], cells, self.write_pc[cells], pc, _READ)
+        self._check_fence(clocks, cells, pc, _FENCE_READ)
+        self.read[cells, self.warps + warps[:, None]] = groups[:, None] + 1
+        self.read_pc[cells, self.warps + warps[:, None]] = pc
+
+    def _check_fence(self, clocks: Array, cells: Array, pc: int, sentence: str) -> None:
+        writer = self.writer[cells]
+        ordinary = (writer >= 0) & (writer < 2 * self.warps)
+        if not ordinary.any():
+            return
+        at = np.maximum(writer, 0).astype(np.intp)
+        written = self.written[cells]
+        seen, fenced = (np.take_along_axis(clocks[:, which], at, axis=1) for which in (SEEN, FENCED))
+        bad = ordinary & (seen >= written) & (fenced < written)
+        self._races(bad, cells, self.write_pc[cells], pc, sentence, "missing fence")
+
+    # ---- what orders ----
+
+    def _each(self, unit: Unit, mask: Mask) -> tuple[Array, Array]:
+        """CTAs and warps that take part."""
+        if mask is None:
+            ctas, warps = np.divmod(np.arange(self.ctas * unit.warps), unit.warps)
+        else:
+            ctas, warps = np.nonzero(mask.any(axis=2))
+        return ctas, unit.first + warps
+
+    def release(self, unit: Unit, mask: Mask, clock: Array | None) -> Array:
+        """The clock (CTAs, 2, agents) of a barrier with that of the arriving warps in it."""
+        ctas, warps = self._each(unit, mask)
+        held = np.zeros((self.ctas, *self.clock.shape[2:]), np.int32) if clock is None else clock.copy()
+        np.maximum.at(held, ctas, self.clock[ctas, warps])
+        self.clock[ctas, warps, SEEN, warps] += 1
+        return held
+
+    def acquire(self, unit: Unit, mask: Mask, clock: Array | None, barrier: Any = None) -> None:
+        """Waiting warps learn a barrier's clock; of an mbarrier also that the copies of its completed phases have landed."""
+        ctas, warps = self._each(unit, mask)
+        if clock is not None:
+            self.clock[ctas, warps] = np.maximum(self.clock[ctas, warps], clock[ctas])
+        if barrier is not None:
+            number = self.number(barrier)
+            seen = self.clock[ctas, warps, SEEN, number]
+            self.clock[ctas, warps, SEEN, number] = np.maximum(seen, barrier.phase[ctas])
+
+    def complete(self, barrier: Any, done: Array) -> tuple[Array | None, Array | None]:
+        """The clocks of an mbarrier after its phase: what waiters learn, and what the next phase has gathered."""
+        if barrier.clock is None:
+            return barrier.done_clock, None
+        before = np.zeros_like(barrier.clock) if barrier.done_clock is None else barrier.done_clock
+        at = done[:, None, None]
+        return np.where(at, np.maximum(before, barrier.clock), before), np.where(at, 0, barrier.clock)
+
+    def waited(self, unit: Unit, mask: Mask, landed: Array, *, bulk: bool = False) -> None:
+        """Threads know that their commit groups, or bulk groups, before `landed` are done."""
+        ctas, warps = self._each(unit, mask)
+        most = np.broadcast_to(landed, unit.shape).max(axis=2)[ctas, warps - unit.first]
+        agents = warps + (2 if bulk else 1) * self.warps
+        self.clock[ctas, warps, SEEN, agents] = np.maximum(self.clock[ctas, warps, SEEN, agents], most)
+
+    def fence(self, unit: Unit, mask: Mask, *, barriers_only: bool) -> None:
+        ctas, warps = self._each(unit, mask)
+        for init in self.inits.values():
+            init["fenced"][ctas] |= init["warp"][ctas] == warps
+        if not barriers_only:
+            self.clock[ctas, warps, FENCED] = np.maximum(*self.clock[ctas, warps].swapaxes(0, 1))
+            self.clock[ctas, warps, SEEN, warps] += 1
+
+    # ---- mbarriers ----
+
+    def number(self, barrier: Any) -> int:
+        """The agent of the copies that complete on an mbarrier."""
+        if barrier.address not in self.numbers:
+            if len(self.numbers) == MBARRIERS:
+                raise EmulationError(f"The kernel has more than {MBARRIERS} mbarriers, which the race detector lacks.")
+            self.numbers[barrier.address] = 3 * self.warps + len(self.numbers)
+        return self.numbers[barrier.address]
+
+    def initialised(self, unit: Unit, mask: Mask, barrier: Any, pc: int) -> None:
+        ctas, warps = self._each(unit, mask)
+        init = self.inits.setdefault(
+            barrier.address,
+            {"warp": np.zeros(self.ctas, int), "clock": np.zeros(self.ctas, int), "fenced": np.zeros(self.ctas, bool)},
+        )
+        init["warp"][ctas], init["clock"][ctas] = warps, self.clock[ctas, warps, SEEN, warps]
+        init["fenced"][ctas], init["pc"] = False, pc
+
+    def uses(self, unit: Unit, mask: Mask, barrier: Any, pc: int, *, bulk: bool = False) -> None:
+        """Threads arrive at an mbarrier or wait for it, or (`bulk`) hand it to the copy engine."""
+        init = self.inits[barrier.address]
+        ctas, warps = self._each(unit, mask)
+        other = self.code[init["pc"]].where
+        if (self.clock[ctas, warps, SEEN, init["warp"][ctas]] < init["clock"][ctas]).any():
+            self.report(
+                "race",
+                pc,
+                init["pc"],
+                f"uses an mbarrier that {other} initialises, with nothing that orders the two, where a barrier was expected"
+                " between them",
+            )
+        if bulk and not init["fenced"][ctas].all():
+            self.report(
+                "missing fence",
+                pc,
+                init["pc"],
+                f"completes on an mbarrier that {other} initialises, where a fence.mbarrier_init or fence.proxy.async was"
+                " expected after the initialisation",
+            )
+
+
+_BETWEEN = ", with nothing that orders the two, where a wait or a barrier was expected between them"
+_READ = "reads byte {byte} of shared memory of CTA {cta}, which {other} writes" + _BETWEEN
+_WRITE = "writes byte {byte} of shared memory of CTA {cta}, which {other} writes too" + _BETWEEN
+_OVERWRITE = "writes byte {byte} of shared memory of CTA {cta}, which {other} reads" + _BETWEEN
+_TWICE = "writes byte {byte} of shared memory of CTA {cta} from two warps at once, where one was expected"
+_FENCE_READ = (
+    "reads byte {byte} of shared memory of CTA {cta} through the asynchronous proxy, which {other} writes, where a"
+    " fence.proxy.async was expected between them"
+)
+_FENCE_WRITE = _FENCE_READ.replace("reads", "writes", 1)
