@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pandas as pd
 import pytest
 
@@ -102,6 +103,45 @@ def test_nothing_is_written_that_could_not_be_read(tmp_path, frame, words):
     with pytest.raises(RungsError, match=words):
         schemas.write_csv("sweep", frame, tmp_path / "a.csv")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_plain_rows_are_written_as_a_frame_of_them_is(tmp_path):
+    written = [{**GOOD}, {**GOOD, "round": 2, "reason": 'a "word", and\nanother line', "time_us": 1e-7}]
+    written += [{**GOOD, "round": 3, "time_us": None, "sm_mhz": None, "status": "crashed", "reason": "why"}]
+    schemas.write_rows("sweep", written, tmp_path / "rows.csv")
+    schemas.write_csv("sweep", pd.DataFrame(written), tmp_path / "frame.csv")
+    pd.testing.assert_frame_equal(*(schemas.read_csv("sweep", tmp_path / f"{name}.csv") for name in ("rows", "frame")))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"extra": 1}, "column 'extra' is unknown to a sweep CSV"),
+        ({"time_us": 0.0}, "row 3: time_us is 0.0, not number above 0"),
+        ({"time_us": math.nan}, "row 3: time_us is nan, not number"),
+        ({"time_us": math.inf}, "row 3: time_us is inf, not number"),
+        ({"time_us": "3"}, "row 3: time_us is '3', not number"),
+        ({"m": 512.5}, "row 3: m is 512.5, not integer"),
+        ({"m": 512.0}, "row 3: m is 512.0, not integer"),
+        ({"m": True}, "row 3: m is True, not integer"),
+        ({"m": None}, "row 3: m is None, not integer, which may not be empty"),
+        ({"arm": 7}, "row 3: arm is 7, not string"),
+        ({"status": "fine"}, "row 3: status is 'fine', not one of ok, flagged"),
+        ({"round": 1}, "row 3: the same m, n, k, round, arm"),
+    ],
+)
+def test_no_row_is_written_that_could_not_be_read(tmp_path, change, words):
+    with pytest.raises(RungsError) as error:
+        schemas.write_rows("sweep", [GOOD, {**GOOD, "round": 2, **change}], tmp_path / "a.csv")
+    assert words in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_without_a_column_and_a_file_without_rows_are_refused(tmp_path):
+    with pytest.raises(RungsError, match="column 'reason' is missing for a sweep CSV"):
+        schemas.write_rows("sweep", [{k: v for k, v in GOOD.items() if k != "reason"}], tmp_path / "a.csv")
+    with pytest.raises(RungsError, match="would have no rows"):
+        schemas.write_rows("sweep", [], tmp_path / "a.csv")
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):

@@ -22,7 +22,6 @@ from rungs.inspect import (
     ctas_per_sm,
     disassemble,
     executed,
-    inspect,
     load_evidence,
     main_loop,
     matches,
@@ -34,6 +33,10 @@ from rungs.variants import architectures, load_device
 
 BY_RUNG = {rung: variant.name for ladder in GEMM.ladders.values() for rung, variant in ladder.rungs.items()}
 MOVES = ("LDG", "LDGSTS", "STS", "LDS", "LDSM", "HMMA", "UTMALDG", "LDGDEPBAR", "DEPBAR", "SYNCS", "BAR", "ELECT")
+
+
+def inspect(*arguments: object) -> pd.DataFrame:
+    return pd.DataFrame(rungs_inspect.inspect(*arguments)).astype({"value": "Int64"})
 
 
 @functools.cache

@@ -9,16 +9,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rungs import schemas
 from rungs.build import pip_cuda_tool, system_cuda_tool
 from rungs.errors import RungsError
 from rungs.files import read_json, sha256_file
 from rungs.variants import CONFIG, Device, Variant, load_device, load_experiment
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 TENSOR = ("HMMA", "HGMMA")
 """Opcodes that make a loop the main one."""
@@ -234,8 +231,8 @@ def ctas_per_sm(device: Device, registers: int, smem_bytes: int, threads: int) -
     return min(by_registers, device.smem_per_sm_bytes // per_cta, device.warps_per_sm // warps)
 
 
-def inspect(name: str, arch: str, manifest_path: Path, toolchain: str) -> DataFrame:
-    """Opcodes, resources and evidence of the variant's binary, as CSV kind `inspect`.
+def inspect(name: str, arch: str, manifest_path: Path, toolchain: str) -> list[dict[str, Any]]:
+    """Opcodes, resources and evidence of the variant's binary, as rows of CSV kind `inspect`.
 
     A build that failed, and a cubin that is not the one the manifest names, give one evidence row with the status and the
     reason. Raises RungsError for a manifest of another variant or architecture, and for a missing disassembler.
@@ -247,11 +244,11 @@ def inspect(name: str, arch: str, manifest_path: Path, toolchain: str) -> DataFr
             f" {arch}: delete it and build again."
         )
     if manifest["status"] != "ok":
-        return _frame(name, arch, [("evidence", "build", None, manifest["status"], manifest["reason"])])
+        return _rows(name, arch, [("evidence", "build", None, manifest["status"], manifest["reason"])])
     cubin = manifest_path.with_suffix(".cubin")
     if sha256_file(cubin) != manifest["cubin_sha256"]:
         reason = f"{cubin.name} is not the binary that its manifest names: delete it and build it again."
-        return _frame(name, arch, [("evidence", "build", None, MISSING, reason)])
+        return _rows(name, arch, [("evidence", "build", None, MISSING, reason)])
 
     listing = parse_sass(disassemble(cubin, toolchain))
     lines = {"loop": [i for i in main_loop(listing) if not i.filler], "kernel": executed(listing)}
@@ -264,7 +261,7 @@ def inspect(name: str, arch: str, manifest_path: Path, toolchain: str) -> DataFr
         count = sum(n for opcode, n in counts[rule.scope].items() if matches(opcode, rule.opcode))
         reason = "" if (count > 0) == rule.wanted else _objection(name, arch, rule, count)
         rows.append(("evidence", rule.row, count, MISSING if reason else "ok", reason))
-    return _frame(name, arch, rows)
+    return _rows(name, arch, rows)
 
 
 def _objection(name: str, arch: str, rule: Rule, count: int) -> str:
@@ -312,13 +309,10 @@ def _resources(
     ]
 
 
-def _frame(name: str, arch: str, rows: Sequence[tuple[str, str, int | None, str, str]]) -> DataFrame:
-    import pandas as pd
-
-    frame = pd.DataFrame([(name, arch, *row) for row in rows], columns=list(ROW))
-    return frame.astype({"value": "Int64"})
+def _rows(name: str, arch: str, found: Sequence[tuple[str, str, int | None, str, str]]) -> list[dict[str, Any]]:
+    return [dict(zip(ROW, (name, arch, *row), strict=True)) for row in found]
 
 
 def run(name: str, arch: str, manifest: Path, output: Path, toolchain: str) -> None:
     """Inspect the variant and write the CSV; evidence that is missing is a row, not an error."""
-    schemas.write_csv("inspect", inspect(name, arch, manifest, toolchain), output)
+    schemas.write_rows("inspect", inspect(name, arch, manifest, toolchain), output)

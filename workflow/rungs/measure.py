@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import importlib
 import importlib.metadata
 import math
 import platform
@@ -340,9 +339,7 @@ def supervise(
 
 def write_result(kind: str, rows: Sequence[Mapping[str, Any]], manifest: dict[str, Any], output: Path) -> None:
     """A CSV and, beside it, the manifest that carries its hash: both or, if the second fails, neither."""
-    import pandas as pd
-
-    schemas.write_csv(kind, pd.DataFrame(rows, columns=list(schemas.columns(kind))), output)
+    schemas.write_rows(kind, rows, output)
     try:
         write_json(output.with_suffix(".json"), {**manifest, "csv_sha256": sha256_file(output)})
     except BaseException:
@@ -397,8 +394,7 @@ def _run_once(folder: Path, paths: Sequence[Path], time_limit_s: float) -> tuple
     child = warm.start(["measure-job", str(folder / "job.json")])
     seen, since = sum(path.exists() for path in paths), time.monotonic()
     try:
-        importlib.import_module("pandas")  # what the rows and the manifest will need, while the child works
-        git_commit()
+        git_commit()  # what the manifest will need, while the child works
         while (code := child.poll(POLL_SECONDS)) is None:
             if (folder / SESSION).exists():
                 return "", ""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import io
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     return value
 
 
-class _OneOfEachKey(yaml.SafeLoader):
+class _OneOfEachKey(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Safe loading that refuses a mapping with the same key twice, of which YAML would silently take the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -111,6 +112,54 @@ def write_csv(kind: str, frame: Any, path: str | Path) -> None:
     parse_csv(kind, text.getvalue(), str(path))
     with whole(path) as temporary:
         temporary.write_text(text.getvalue(), encoding="utf-8")
+
+
+def write_rows(kind: str, rows: Sequence[Mapping[str, Any]], path: str | Path) -> None:
+    """`write_csv` for plain rows, one mapping per row, None for an empty cell.
+
+    It does without pandas, whose import takes longer than what most jobs have to do. Raises RungsError as `write_csv` does.
+    """
+    declared = columns(kind)
+    key = load_schema(f"csv/{kind}").get("key", ())
+    text, seen = io.StringIO(), set()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(declared)
+    for number, row in enumerate(rows, start=2):
+        if odd := next((name for name in (*row, *declared) if name not in row or name not in declared), None):
+            raise RungsError(
+                f"{path}: column {odd!r} is {'missing for' if odd in declared else 'unknown to'} a {kind} CSV."
+            )
+        for name, rule in declared.items():
+            if objection := _breach(row[name], rule):
+                raise RungsError(f"{path}, row {number}: {name} is {row[name]!r}, not {objection}.")
+        if key and (place := tuple(row[name] for name in key)) in seen:
+            raise RungsError(f"{path}, row {number}: the same {', '.join(key)} stands in an earlier row.")
+        elif key:
+            seen.add(place)
+        writer.writerow(["" if row[name] is None else row[name] for name in declared])
+    if not rows:
+        raise RungsError(f"{path} would have no rows: a {kind} CSV has one for whatever was asked for.")
+    with whole(path) as temporary:
+        temporary.write_text(text.getvalue(), encoding="utf-8")
+
+
+def _breach(value: Any, rule: Mapping[str, Any]) -> str:
+    """What a cell should be by its column's rule, or an empty string where it is that."""
+    if value is None or value == "":
+        return "" if rule.get("nullable", rule["type"] == "string") else f"{rule['type']}, which may not be empty"
+    fits = {
+        "string": isinstance(value, str),
+        "boolean": isinstance(value, bool),
+        "integer": _whole(None, value),
+        "number": _finite(None, value),
+    }[rule["type"]]
+    if not fits:
+        return str(rule["type"])
+    if "enum" in rule and value not in rule["enum"]:
+        return f"one of {', '.join(rule['enum'])}"
+    if "exclusive_minimum" in rule and value <= rule["exclusive_minimum"]:
+        return f"{rule['type']} above {rule['exclusive_minimum']}"
+    return ""
 
 
 def read_csv(kind: str, path: str | Path) -> Any:
