@@ -21,7 +21,9 @@ rule all:
         sweeps(WHOLE),
         profiles(WHOLE),
         figures(),
+        factorial_figures(),
         tables(),
+        factorial_tables(),
         verdict(),
 
 
@@ -37,6 +39,8 @@ rule factorial:
         sweeps(factorial=True),
         profiles(factorial=True),
         effects(live=True),
+        factorial_figures(live=True),
+        factorial_tables(live=True),
 
 
 rule sweeps:
@@ -60,6 +64,7 @@ rule tables:
         sweeps(WHOLE),
         profiles(WHOLE),
         tables(),
+        factorial_tables(),
 
 
 rule report:
@@ -67,7 +72,9 @@ rule report:
         sweeps(WHOLE),
         profiles(WHOLE),
         figures(),
+        factorial_figures(),
         tables(),
+        factorial_tables(),
 
 
 include: "workflow/rules/build.smk"

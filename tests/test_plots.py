@@ -70,7 +70,7 @@ def everything(figure) -> str:
 def test_the_same_data_gives_the_same_bytes_and_no_dates(results, tmp_path):
     plots.run(results, "gemm")
     folder = results / "figures" / "gemm"
-    names = {"heatmap_B.svg", "heatmap_B.png", "ladder_B.svg", "ladder_B.png"}
+    names = {f"{kind}_B.{end}" for kind in ("heatmap", "ladder", "waterfall") for end in ("svg", "png")}
     assert {path.name for path in folder.iterdir()} == names
     first = {name: (folder / name).read_bytes() for name in names}
     shutil.rmtree(folder)
@@ -139,7 +139,7 @@ def test_ties_are_grey_with_their_number(heat_map):
 def test_undecided_is_drawn_as_such(heat_map, verdict):
     axes = panel(heat_map(change_verdict(verdict)), "B1 → B3")
     assert all(text.endswith("?") for text in cells(axes))
-    assert [patch.get_hatch() for patch in patches(axes)] == ["...."] * 4
+    assert [patch.get_hatch() for patch in patches(axes)] == [plots.DOUBT] * 4
 
 
 def test_decided_cells_take_their_colour_from_one_fixed_scale(heat_map):
@@ -162,7 +162,7 @@ def test_decided_cells_take_their_colour_from_one_fixed_scale(heat_map):
 def test_a_failed_cell_is_hatched_with_its_word(drawn):
     axes = panel(drawn, "B5 → B6")
     assert cells(axes) == ["not on this\nchip"] * 4
-    assert [patch.get_hatch() for patch in patches(axes)] == ["//////"] * 4
+    assert [patch.get_hatch() for patch in patches(axes)] == [plots.GAP] * 4
     assert cells(panel(drawn, "B3 → B5"))[0] == "time limit"
 
 
@@ -249,5 +249,5 @@ def test_a_ladder_that_is_only_partly_there_is_drawn(results):
 
 
 def test_a_ladder_that_is_not_there_is_one_sentence(results):
-    with pytest.raises(RungsError, match="gemm has no ladder 'Z': choose one of B, S"):
+    with pytest.raises(RungsError, match="gemm has no ladder 'Z': choose one of A, B, S"):
         plots.draw("heatmap", results, "gemm", "Z", {})

@@ -245,7 +245,7 @@ def test_counters_are_shown_in_readable_units_with_the_three_top_stalls(source):
     ("value", "text"), [(0, "0"), (999, "999"), (999_960, "1 M"), (1234, "1.23 k"), (5.6e9, "5.6 G")]
 )
 def test_counts(value, text):
-    assert tables._count(value) == text
+    assert tables.count_text(value) == text
 
 
 @pytest.mark.parametrize("word", ["not permitted", "kernel not matched", "not on this chip"])

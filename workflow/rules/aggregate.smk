@@ -52,7 +52,7 @@ rule verdict:
     input:
         evidence=evidence(WHOLE),
         coverage=coverages(),
-        rendered=[*figures(), *tables()],
+        rendered=[*figures(), *factorial_figures(), *tables(), *factorial_tables()],
     output:
         "results/{live}/data/verdict.json",
     log:

@@ -159,15 +159,28 @@ def coverages():
     return [f"{LIVE}/data/{e}/coverage.csv" for e in run.experiments] + factorials
 
 
-def figures(kind=""):
-    kinds = [kind] if kind else ["heatmap", "ladder"]
+def figures(*kinds):
+    """Of every ladder that is drawn."""
     return [
-        f"results/{s}/figures/{e}/{k}_{ladder}.{ending}"
+        f"results/{s}/figures/{e}/{kind}_{ladder}.{ending}"
         for s, e, ladders in rendered_sets()
         for ladder in ladders
-        for k in kinds
+        for kind in kinds or ("heatmap", "ladder", "waterfall")
         for ending in ("svg", "png")
     ]
+
+
+def factorial_figures(live=WHOLE):
+    return [
+        f"results/{s}/figures/{e}/effect_{factor}.{ending}"
+        for s, e in rendered_factorials(live)
+        for factor in load_experiment(e).factors
+        for ending in ("svg", "png")
+    ]
+
+
+def factorial_tables(live=WHOLE):
+    return [f"results/{s}/md/{e}_factorial.md" for s, e in rendered_factorials(live)]
 
 
 def tables():
@@ -214,8 +227,20 @@ def experiments_in(wildcards):
     return [e for s, e, _ in rendered_sets() if s == wildcards.results_set]
 
 
+def data_of_factorial(wildcards):
+    """The floor is that of the experiment's ladders."""
+    folder = f"results/{wildcards.results_set}/data/{wildcards.experiment}"
+    return [f"{folder}/{kind}.csv" for kind in ("floor", *FACTORIAL_DATA)]
+
+
 def data_of_set(wildcards):
-    return [f"results/{wildcards.results_set}/data/{e}/{k}.csv" for e in experiments_in(wildcards) for k in DATA]
+    folder = f"results/{wildcards.results_set}/data"
+    ladders = [f"{folder}/{e}/{kind}.csv" for e in experiments_in(wildcards) for kind in DATA]
+    return ladders + [f"{folder}/{e}/{kind}.csv" for e in factorials_in(wildcards) for kind in FACTORIAL_DATA]
+
+
+def factorials_in(wildcards):
+    return [e for s, e in rendered_factorials() if s == wildcards.results_set]
 
 
 def variants_in(wildcards):
@@ -258,6 +283,11 @@ def stale_as_json(results_set, *experiments):
     from rungs import provenance
 
     return json.dumps(provenance.stale(Path("results") / results_set, list(experiments)), sort_keys=True)
+
+
+def published_figures(wildcards):
+    """What others published, which a waterfall shows."""
+    return sorted(os.path.relpath(path) for path in (ROOT / "config" / "published").glob("*.csv"))
 
 
 def closing_line():

@@ -22,7 +22,7 @@ rule plot_heatmap:
         code=module_hash("plots"),
     shell:
         "{params.python:q} -m rungs plot heatmap --results results/{wildcards.results_set:q}"
-        " --experiment {wildcards.experiment:q} --ladder {wildcards.ladder:q} &> {log:q}"
+        " --experiment {wildcards.experiment:q} --of {wildcards.ladder:q} &> {log:q}"
 
 
 rule plot_ladder:
@@ -49,7 +49,62 @@ rule plot_ladder:
         code=module_hash("plots"),
     shell:
         "{params.python:q} -m rungs plot ladder --results results/{wildcards.results_set:q}"
-        " --experiment {wildcards.experiment:q} --ladder {wildcards.ladder:q} &> {log:q}"
+        " --experiment {wildcards.experiment:q} --of {wildcards.ladder:q} &> {log:q}"
+
+
+rule plot_waterfall:
+    """Draw a ladder's path step by step against the control, beside what others published."""
+    input:
+        data_of,
+        sources_behind,
+        published_figures,
+    output:
+        report(
+            "results/{results_set}/figures/{experiment}/waterfall_{ladder}.svg",
+            caption="../report/waterfall.rst",
+            category="{experiment}",
+            subcategory="waterfall",
+            labels={"set": "{results_set}", "ladder": "{ladder}"},
+        ),
+        "results/{results_set}/figures/{experiment}/waterfall_{ladder}.png",
+    log:
+        "logs/{results_set}/plot_waterfall/{experiment}/{ladder}.log",
+    conda:
+        "../../envs/environment.yaml"
+    params:
+        python=PYTHON,
+        stale=stale_in,
+        code=module_hash("waterfall", "plots", "published"),
+    shell:
+        "{params.python:q} -m rungs plot waterfall --results results/{wildcards.results_set:q}"
+        " --experiment {wildcards.experiment:q} --of {wildcards.ladder:q} &> {log:q}"
+
+
+rule plot_effect:
+    """Draw what each level of a factor buys over K x M=N, averaged over the other factors."""
+    input:
+        data_of_factorial,
+        sources_behind,
+    output:
+        report(
+            "results/{results_set}/figures/{experiment}/effect_{factor}.svg",
+            caption="../report/effect.rst",
+            category="{experiment}",
+            subcategory="factorial",
+            labels={"set": "{results_set}", "factor": "{factor}"},
+        ),
+        "results/{results_set}/figures/{experiment}/effect_{factor}.png",
+    log:
+        "logs/{results_set}/plot_effect/{experiment}/{factor}.log",
+    conda:
+        "../../envs/environment.yaml"
+    params:
+        python=PYTHON,
+        stale=stale_in,
+        code=module_hash("plots", "effects"),
+    shell:
+        "{params.python:q} -m rungs plot effect --results results/{wildcards.results_set:q}"
+        " --experiment {wildcards.experiment:q} --of {wildcards.factor:q} &> {log:q}"
 
 
 rule make_tables:
@@ -78,6 +133,32 @@ rule make_tables:
         " --experiment {wildcards.experiment:q} &> {log:q}"
 
 
+rule make_factorial:
+    """Write a factorial's tables: every effect, and the variants that do best and worst."""
+    input:
+        data_of_factorial,
+        sources_behind,
+    output:
+        report(
+            "results/{results_set}/md/{experiment}_factorial.md",
+            caption="../report/tables.rst",
+            category="{experiment}",
+            subcategory="tables",
+            labels={"set": "{results_set}"},
+        ),
+    log:
+        "logs/{results_set}/make_factorial/{experiment}.log",
+    conda:
+        "../../envs/environment.yaml"
+    params:
+        python=PYTHON,
+        stale=stale_in,
+        code=module_hash("factorial", "tables"),
+    shell:
+        "{params.python:q} -m rungs factorial --results results/{wildcards.results_set:q}"
+        " --experiment {wildcards.experiment:q} &> {log:q}"
+
+
 rule make_index:
     """Write the page that leads to a set's tables and figures."""
     input:
@@ -92,8 +173,9 @@ rule make_index:
     params:
         python=PYTHON,
         experiments=experiments_in,
+        factorials=factorials_in,
         stale=stale_in,
-        code=module_hash("tables"),
+        code=module_hash("tables", "factorial"),
     shell:
         "{params.python:q} -m rungs tables --results results/{wildcards.results_set:q}"
-        " --index {params.experiments:q} &> {log:q}"
+        " --factorial {params.factorials:q} --index {params.experiments:q} &> {log:q}"

@@ -18,7 +18,7 @@ from rungs.errors import RungsError
 from rungs.files import sha256_file
 from rungs.measure import HEADROOM
 from rungs.profile import metrics_for
-from rungs.variants import Device, Experiment, Step, Variant, load_device, load_experiment
+from rungs.variants import Device, Experiment, Ladder, Step, Variant, load_device, load_experiment
 
 Shape = tuple[int, int, int]
 FRAMES = ("shapes", "steps", "changes", "floor", "counters", "coverage")
@@ -745,11 +745,11 @@ class Facts:
 CLOCKS = {"observe": "clock observed, not locked", "lock": "clock locked"}
 
 
-def facts_of(results: Path, experiment_name: str) -> Facts:
-    """Read the manifests of an experiment in a results set."""
-    csv = results / "csv"
-    sweeps = _manifests(csv / "sweep" / experiment_name)
-    profiles = _manifests(csv / "profile" / experiment_name)
+def facts_of(results: Path, experiment_name: str, variants: Iterable[str] | None = None) -> Facts:
+    """Read the manifests of an experiment in a results set, of these variants alone where they are given."""
+    csv, wanted = results / "csv", None if variants is None else set(variants)
+    sweeps = _manifests(csv / "sweep" / experiment_name, wanted)
+    profiles = _manifests(csv / "profile" / experiment_name, wanted)
     every = [*sweeps.values(), *profiles.values()]
 
     def values(*keys: str, among: Sequence[Mapping[str, Any]] = every) -> str:
@@ -781,14 +781,25 @@ def _days(manifests: Mapping[str, Mapping[str, Any]]) -> str:
     return " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "date unknown"
 
 
-def _manifests(folder: Path) -> dict[str, Mapping[str, Any]]:
-    return {path.stem: schemas.read_manifest(path) for path in sorted(folder.glob("*.json"))}
+def _manifests(folder: Path, wanted: set[str] | None) -> dict[str, Mapping[str, Any]]:
+    paths = [path for path in sorted(folder.glob("*.json")) if wanted is None or path.stem in wanted]
+    return {path.stem: schemas.read_manifest(path) for path in paths}
 
 
 def read_data(results: Path, experiment_name: str) -> dict[str, pd.DataFrame]:
     """The six frames that `run` wrote."""
     folder = results / "data" / experiment_name
     return {kind: schemas.read_csv(kind, folder / f"{kind}.csv") for kind in FRAMES}
+
+
+def measured_ladders(experiment: Experiment, shapes: pd.DataFrame) -> list[Ladder]:
+    """Ladders of which the set was asked for two rungs or more: one rung alone (S3 is B3) is no ladder."""
+    asked = set(shapes["variant"])
+    return [
+        ladder
+        for ladder in experiment.ladders.values()
+        if sum(variant.name in asked for variant in ladder.rungs.values()) > 1
+    ]
 
 
 def mhz_range(shapes: pd.DataFrame) -> str:

@@ -101,15 +101,20 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--arch", required=True)
 
     p = verb("plot", _plot, "draw one figure of a results set")
-    p.add_argument("kind", choices=("heatmap", "ladder"))
+    p.add_argument("kind", choices=("heatmap", "ladder", "waterfall", "effect"))
     p.add_argument("--results", type=Path, required=True)
     p.add_argument("--experiment", required=True)
-    p.add_argument("--ladder", required=True)
+    p.add_argument("--of", required=True, help="a ladder, or for `effect` a factor")
 
     p = verb("tables", _tables, "Markdown tables of a results set")
     p.add_argument("--results", type=Path, required=True)
     p.add_argument("--experiment", help="write its tables")
+    p.add_argument("--factorial", nargs="*", default=[], metavar="EXPERIMENT", help="with --index: factorials that it shows")
     p.add_argument("--index", nargs="+", metavar="EXPERIMENT", help="write the page that leads to the tables of these")
+
+    p = verb("factorial", _factorial, "Markdown tables of an experiment's factorial")
+    p.add_argument("--results", type=Path, required=True)
+    p.add_argument("--experiment", required=True)
 
     p = verb("verdict", _verdict, "fail when any variant failed, naming each")
     p.add_argument("inputs", type=Path, nargs="+", help="coverage or inspect CSVs")
@@ -296,7 +301,7 @@ def _effects(a: argparse.Namespace) -> None:
 def _plot(a: argparse.Namespace) -> None:
     from rungs import plots, provenance
 
-    plots.draw(a.kind, a.results, a.experiment, a.ladder, provenance.stale(a.results, [a.experiment]))
+    plots.draw(a.kind, a.results, a.experiment, a.of, provenance.stale(a.results, [a.experiment]))
 
 
 def _tables(a: argparse.Namespace) -> None:
@@ -305,7 +310,13 @@ def _tables(a: argparse.Namespace) -> None:
     if a.experiment:
         tables.write_experiment(a.results, a.experiment, provenance.stale(a.results, [a.experiment]))
     if a.index:
-        tables.write_index(a.results, a.index, provenance.stale(a.results))
+        tables.write_index(a.results, a.index, provenance.stale(a.results), a.factorial)
+
+
+def _factorial(a: argparse.Namespace) -> None:
+    from rungs import factorial, provenance
+
+    factorial.write(a.results, a.experiment, provenance.stale(a.results, [a.experiment]))
 
 
 def _verdict(a: argparse.Namespace) -> int:

@@ -1,9 +1,10 @@
-"""Heat maps of steps and figures of ladders, as SVG and PNG that are the same bytes for the same data."""
+"""Heat maps of steps and of the factorial, and figures of ladders, as SVG and PNG that are the same bytes for the same data."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,19 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import AsinhNorm, to_rgb
+from matplotlib.colors import AsinhNorm, LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from PIL import Image
 
-from rungs.aggregate import Facts, facts_of, mhz_range, read_data, rounds_range
+from rungs import effects
+from rungs.aggregate import Facts, facts_of, measured_ladders, mhz_range, read_data, rounds_range
 from rungs.errors import RungsError
 from rungs.files import whole
-from rungs.variants import Experiment, Ladder, Step, load_experiment
+from rungs.variants import Experiment, Ladder, Step, levels_of, load_experiment
 
 SCALE_PERCENT = 100.0
 """Ends of the colour scale, the same in every figure, so that two devices can be compared by eye."""
@@ -32,12 +35,20 @@ LINEAR_PERCENT = 8.0
 """Below this the scale is near linear, above near logarithmic: a step of 3 % and one of 60 % both show."""
 TICKS = (-100, -50, -20, -10, -5, 0, 5, 10, 20, 50, 100)
 NORM = AsinhNorm(LINEAR_PERCENT, -SCALE_PERCENT, SCALE_PERCENT)
-PALETTE = sns.diverging_palette(30, 250, s=90, l=48, sep=1, center="light", as_cmap=True)
+PALETTE = LinearSegmentedColormap.from_list("gain", ["#b05b20", "#d2a78a", "#f1f1f2", "#8cb2d9", "#2974c0"])
 """Orange slower, blue faster; even in lightness, and told apart by every kind of colour vision."""
+DEPTHS = LinearSegmentedColormap.from_list("depth", ["#a5cd90", "#61aa90", "#33858d", "#1e5d86", "#2c3172"])
+"""Colours of K, small to large."""
+DPI, COLOURS = 110, 256
+"""Of a PNG, which is for where an SVG is not shown."""
 TIE, INK, FAINT = "#c9c9c9", "#222222", "#8a8a8a"
+DOUBT, GAP = "||||", "//////"
+"""Hatches of undecided cells and of those that were not measured; dots would make an SVG ten times as large."""
+Size = tuple[int, int]
+Shape = tuple[int, int, int]
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "rungs",
-    "svg.fonttype": "path",
+    "svg.fonttype": "none",
     "font.family": ["DejaVu Sans"],
     "font.size": 9.0,
     "hatch.linewidth": 0.6,
@@ -49,45 +60,67 @@ STYLE: dict[str, Any] = {
 }
 
 
-def draw(kind: str, results: Path, experiment_name: str, ladder_name: str, stale: Mapping[str, str]) -> None:
-    """Draw `figures/<experiment>/<kind>_<ladder>.svg` and `.png`; `kind` is heatmap or ladder."""
-    experiment, data = load_experiment(experiment_name), read_data(results, experiment_name)
-    if ladder_name not in experiment.ladders:
-        raise RungsError(
-            f"{experiment_name} has no ladder {ladder_name!r}: choose one of {', '.join(experiment.ladders)}."
-        )
-    plot = {"heatmap": plot_heatmap, "ladder": plot_ladder}[kind]
-    figure = plot(experiment, experiment.ladders[ladder_name], data, facts_of(results, experiment_name), stale)
-    save(figure, results / "figures" / experiment_name / f"{kind}_{ladder_name}")
+def draw(kind: str, results: Path, experiment_name: str, name: str, stale: Mapping[str, str]) -> None:
+    """Draw `figures/<experiment>/<kind>_<name>.svg` and `.png`: heatmap, ladder and waterfall of a ladder, effect of a factor.
+
+    Raises RungsError for a name that the experiment has not.
+    """
+    from rungs import waterfall
+
+    experiment = load_experiment(experiment_name)
+    known = list(experiment.factors) if kind == "effect" else list(experiment.ladders)
+    if name not in known:
+        word = "factor" if kind == "effect" else "ladder"
+        raise RungsError(f"{experiment_name} has no {word} {name!r}: choose one of {', '.join(known)}.")
+    if kind == "effect":
+        facts = facts_of(results, experiment_name)
+        figure = plot_effect(experiment, name, effects.read_data(results, experiment_name), facts, stale)
+    else:
+        plot = {"heatmap": plot_heatmap, "ladder": plot_ladder, "waterfall": waterfall.plot_waterfall}[kind]
+        ladder = experiment.ladders[name]
+        facts = facts_of(results, experiment_name, [variant.name for variant in ladder.rungs.values()])
+        figure = plot(experiment, ladder, read_data(results, experiment_name), facts, stale)
+    save(figure, results / "figures" / experiment_name / f"{kind}_{name}")
 
 
 def run(results: Path, experiment_name: str, stale: Mapping[str, str] | None = None) -> None:
-    """Draw both figures of every ladder that the set measured."""
+    """Draw the figures of every ladder that the set measured."""
     for ladder in measured_ladders(load_experiment(experiment_name), read_data(results, experiment_name)["shapes"]):
-        for kind in ("heatmap", "ladder"):
+        for kind in ("heatmap", "ladder", "waterfall"):
             draw(kind, results, experiment_name, ladder.name, stale or {})
 
 
-def measured_ladders(experiment: Experiment, shapes: pd.DataFrame) -> list[Ladder]:
-    """Ladders of which the set was asked for two rungs or more: one rung alone (S3 is B3) is no ladder."""
-    asked = set(shapes["variant"])
-    return [
-        ladder
-        for ladder in experiment.ladders.values()
-        if sum(variant.name in asked for variant in ladder.rungs.values()) > 1
-    ]
-
-
 def save(figure: Figure, stem: Path) -> None:
-    """Write `stem`.svg and .png, each whole, without dates or versions in them."""
+    """Write `stem`.svg and .png, each whole, without dates or versions in them.
+
+    Text in the SVG is text, so that it can be read, searched and kept small; a PNG has a palette for the same reason.
+    """
     with plt.rc_context(STYLE):
-        for suffix, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
-            with whole(stem.with_suffix(f".{suffix}")) as temporary:
-                figure.savefig(temporary, format=suffix, metadata=metadata, dpi=144, facecolor="white")
+        with whole(stem.with_suffix(".svg")) as temporary:
+            figure.savefig(temporary, format="svg", metadata={"Date": None, "Creator": None}, facecolor="white")
+        figure.set_dpi(DPI)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+        with whole(stem.with_suffix(".png")) as temporary:
+            image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+                temporary, format="png", optimize=True
+            )
     plt.close(figure)
 
 
 # Heat map
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One map of K against M = N. `rows`: shape -> row of the data; `text`: row and its gain's text -> what the cell says."""
+
+    title: str
+    subtitle: str
+    rows: Mapping[Shape, Mapping[str, Any]]
+    text: Callable[[Mapping[str, Any] | None, str], str]
+    colour: str = INK
 
 
 def plot_heatmap(
@@ -95,13 +128,47 @@ def plot_heatmap(
 ) -> Figure:
     """One panel per step of the ladder: K against M = N, the gain in every cell."""
     frame = data["steps"][data["steps"]["ladder"] == ladder.name]
-    steps = [step for step in ladder.steps if step.label in set(frame["step"])]
-    sizes = sorted(set(zip(frame["m"].astype(int), frame["n"].astype(int), strict=True)))
-    depths = sorted(set(frame["k"].astype(int)))
-    across = min(5, len(steps))
-    down = -(-len(steps) // across)
-    panel_width, panel_height = 0.55 + 0.86 * len(sizes), 0.95 + 0.36 * len(depths)
-    width, height = max(6.4, across * panel_width + 1.35), down * panel_height + 1.75
+    panels = [
+        _step_panel(experiment, step, frame[frame["step"] == step.label], stale)
+        for step in ladder.steps
+        if step.label in set(frame["step"])
+    ]
+    figure = _maps(
+        panels, f"{experiment.name}, ladder {ladder.name}: gain of each step on {facts.gpu}", cell=(0.86, 0.36)
+    )
+    footer(figure, facts, rungs_of(data["shapes"], ladder), stale)
+    return figure
+
+
+def plot_effect(
+    experiment: Experiment, factor: str, data: Mapping[str, pd.DataFrame], facts: Facts, stale: Mapping[str, str]
+) -> Figure:
+    """One panel per pair of levels of a factor: the mean gain over the contexts, and beneath it the smallest and the largest."""
+    frame = data["effects"][data["effects"]["factor"] == factor]
+    panels = []
+    for pair in effects.pairs_of(experiment):
+        if pair.factor.name == factor:
+            here = frame[(frame["source_level"] == pair.source) & (frame["target_level"] == pair.target)]
+            panels.append(_effect_panel(pair, here, stale))
+    title = (
+        f"{experiment.name}: what {experiment.factors[factor].title} is worth over all other factors, on {facts.gpu}"
+    )
+    figure = _maps(panels, title, cell=(1.08, 0.5))
+    note = "mean over the contexts, beneath it their smallest and largest gain"
+    if frame["lost"].sum():
+        note += "  ·  § variants are missing: fewer contexts"
+    footer(figure, facts, data["corners"], stale, note)
+    return figure
+
+
+def _maps(panels: Sequence[Panel], title: str, cell: tuple[float, float]) -> Figure:
+    """Panels side by side, at most five in a row, on one scale of colour. `cell`: width and height in inches."""
+    shapes = {shape for panel in panels for shape in panel.rows}
+    sizes, depths = sorted({shape[:2] for shape in shapes}), sorted({shape[2] for shape in shapes})
+    across = max(min(5, len(panels)), 1)
+    down = -(-len(panels) // across)
+    panel_width, panel_height = 0.55 + cell[0] * len(sizes), 0.95 + cell[1] * len(depths)
+    width, height = max(6.4, 0.4 + 0.1 * len(title), across * panel_width + 1.35), down * panel_height + 1.75
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(width, height))
         grid = figure.add_gridspec(
@@ -114,9 +181,9 @@ def plot_heatmap(
             wspace=0.28,
             hspace=0.78 / (panel_height - 0.78),
         )
-        for i, step in enumerate(steps):
+        for i, panel in enumerate(panels):
             axes = figure.add_subplot(grid[i // across, i % across])
-            _step_panel(axes, experiment, step, frame[frame["step"] == step.label], sizes, depths, stale)
+            _draw_panel(axes, panel, sizes, depths)
             if i % across:
                 axes.set_yticklabels([])
             else:
@@ -124,65 +191,80 @@ def plot_heatmap(
             if i // across == down - 1:
                 axes.set_xlabel("M = N" if all(m == n for m, n in sizes) else "M x N")
         _colour_bar(figure, width, height)
-        title = f"{experiment.name}, ladder {ladder.name}: gain of each step on {facts.gpu}"
         figure.text(0.2 / width, 1 - 0.3 / height, title, fontsize=12, fontweight="bold", va="center")
         _legend(figure, width, height)
-        _footer(figure, facts, data, stale, ladder)
     return figure
 
 
-def _step_panel(
-    axes: Axes,
-    experiment: Experiment,
-    step: Step,
-    frame: pd.DataFrame,
-    sizes: list[tuple[int, int]],
-    depths: list[int],
-    stale: Mapping[str, str],
-) -> None:
-    rows = {(int(r["m"]), int(r["n"]), int(r["k"])): r for r in frame.to_dict("records")}
-    gains = np.full((len(depths), len(sizes)), np.nan)
-    mark = "†" if {step.source_variant.name, step.target_variant.name} & set(stale) else ""
-    for i, k in enumerate(depths):
-        for j, size in enumerate(sizes):
-            row = rows.get((*size, k))
-            text, colour = draw_cell(axes, row, i, j)
-            axes.text(
-                j + 0.5,
-                i + 0.5,
-                text + (mark if row is not None and pd.notna(row["gain_percent"]) else ""),
-                ha="center",
-                va="center",
-                fontsize=8 if len(text) < 11 else 6.5,
-                color=colour,
-                linespacing=0.95,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2} if colour == FAINT else None,
-            )
-            if row is not None and row["verdict"] in ("faster", "slower"):
-                gains[i, j] = row["gain_percent"]
-    sns.heatmap(
-        pd.DataFrame(gains, index=depths, columns=[label_of(size) for size in sizes]),
-        ax=axes,
-        cmap=PALETTE,
-        norm=NORM,
-        vmin=-SCALE_PERCENT,
-        vmax=SCALE_PERCENT,
-        mask=np.isnan(gains),
-        cbar=False,
-        linewidths=1.5,
-        linecolor="white",
-    )
-    axes.set(xlabel="", ylabel="")
-    axes.tick_params(length=0, labelsize=8)
-    axes.set_yticklabels(axes.get_yticklabels(), rotation=0)
+def _step_panel(experiment: Experiment, step: Step, frame: pd.DataFrame, stale: Mapping[str, str]) -> Panel:
     before, after = (
         experiment.factors[step.factor].levels[variant.level(step.factor)].title
         for variant in (step.source_variant, step.target_variant)
     )
+    mark = "†" if {step.source_variant.name, step.target_variant.name} & set(stale) else ""
     controlled = bool(frame["controlled"].all())
     title = f"{step.source} → {step.target}" + ("" if controlled else "  (not controlled)")
-    axes.set_title(title, fontsize=9.5, fontweight="bold", pad=24, color=INK if controlled else "#b03000")
-    subtitle = "\n".join(textwrap.wrap(f"{before} → {after}", 30))
+    return Panel(
+        title,
+        f"{before} → {after}",
+        by_shape(frame),
+        lambda row, gain: gain + (mark if row is not None and pd.notna(row["gain_percent"]) else ""),
+        INK if controlled else "#b03000",
+    )
+
+
+def _effect_panel(pair: effects.Pair, frame: pd.DataFrame, stale: Mapping[str, str]) -> Panel:
+    old = any({source.name, target.name} & set(stale) for source, target in pair.contexts)
+
+    def text(row: Mapping[str, Any] | None, gain: str) -> str:
+        if row is None or pd.isna(row["gain_percent"]):
+            return gain
+        marks = ("†" if old else "") + ("§" if row["lost"] else "")
+        return f"{gain}{marks}\n{span(row['least_percent'], row['most_percent'])}"
+
+    counts = sorted(set(frame["contexts"])) or [0]
+    over = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]]))
+    before, after = (pair.factor.levels[level].title for level in (pair.source, pair.target))
+    title = f"{pair.factor.name} {pair.source} → {pair.target}, {over} contexts"
+    return Panel(title, f"{before} → {after}", by_shape(frame), text)
+
+
+def by_shape(frame: pd.DataFrame) -> dict[Shape, dict[str, Any]]:
+    return {(int(row["m"]), int(row["n"]), int(row["k"])): row for row in frame.to_dict("records")}
+
+
+def _draw_panel(axes: Axes, panel: Panel, sizes: Sequence[Size], depths: Sequence[int]) -> None:
+    gains = np.full((len(depths), len(sizes)), np.nan)
+    for i, k in enumerate(depths):
+        for j, size in enumerate(sizes):
+            row = panel.rows.get((*size, k))
+            text, colour = draw_cell(axes, row, i, j)
+            text = panel.text(row, text)
+            first, _, rest = text.partition("\n")
+            below = bool(rest) and colour != FAINT
+            place: dict[str, Any] = {"ha": "center", "va": "center", "color": colour}
+            axes.text(
+                j + 0.5,
+                i + (0.36 if below else 0.5),
+                first if below else text,
+                fontsize=8 if len(text) < 11 or below else 6.5,
+                linespacing=0.95,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2} if colour == FAINT else None,
+                **place,
+            )
+            if below:
+                axes.text(j + 0.5, i + 0.73, rest, fontsize=5.8, **place)
+            if row is not None and row["verdict"] in ("faster", "slower"):
+                gains[i, j] = row["gain_percent"]
+    axes.pcolormesh(np.ma.masked_invalid(gains), cmap=PALETTE, norm=NORM, linewidth=1.5, edgecolor="white")
+    axes.set(xlim=(0, len(sizes)), ylim=(len(depths), 0))
+    axes.set_xticks(np.arange(len(sizes)) + 0.5, [label_of(size) for size in sizes])
+    axes.set_yticks(np.arange(len(depths)) + 0.5, [str(k) for k in depths])
+    axes.tick_params(length=0, labelsize=8)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.set_title(panel.title, fontsize=9.5, fontweight="bold", pad=24, color=panel.colour)
+    subtitle = "\n".join(textwrap.wrap(panel.subtitle, 30))
     axes.text(0.5, 1.03, subtitle, transform=axes.transAxes, ha="center", va="bottom", fontsize=6.8, color="#555555")
 
 
@@ -190,7 +272,7 @@ def draw_cell(axes: Axes, row: Mapping[str, Any] | None, i: int, j: int) -> tupl
     """Background of a cell that has no verdict to colour it by; returns the cell's text and the colour of that."""
     place = ((j + 0.02, i + 0.02), 0.96, 0.96)
     if row is None or pd.isna(row["gain_percent"]):
-        axes.add_patch(Rectangle(*place, facecolor="white", edgecolor="#b5b5b5", hatch="//////", linewidth=0))
+        axes.add_patch(Rectangle(*place, facecolor="white", edgecolor="#b5b5b5", hatch=GAP, linewidth=0))
         word = row["status"] if row is not None else "not run"
         return "\n".join(textwrap.wrap(word, 11, break_long_words=False)), FAINT
     text = signed(row["gain_percent"])
@@ -200,7 +282,7 @@ def draw_cell(axes: Axes, row: Mapping[str, Any] | None, i: int, j: int) -> tupl
     if row["verdict"] == "tie":
         axes.add_patch(Rectangle(*place, facecolor=TIE, edgecolor="none"))
         return text, INK
-    axes.add_patch(Rectangle(*place, facecolor="#fafafa", edgecolor="#dcdcdc", hatch="....", linewidth=0))
+    axes.add_patch(Rectangle(*place, facecolor="#fafafa", edgecolor="#dcdcdc", hatch=DOUBT, linewidth=0))
     return f"{text} ?", INK
 
 
@@ -211,7 +293,12 @@ def signed(percent: float) -> str:
     return f"{rounded:+.{digits}f} %".replace("-", "\N{MINUS SIGN}") if rounded else "0.00 %"
 
 
-def label_of(size: tuple[int, int]) -> str:
+def span(low: float, high: float) -> str:
+    """`-1.0 … +30.2`, each as `signed`, without the unit."""
+    return " … ".join(signed(value).removesuffix(" %") for value in (low, high))
+
+
+def label_of(size: Size) -> str:
     return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
 
 
@@ -234,8 +321,8 @@ def _legend(figure: Figure, width: float, height: float) -> None:
         Patch(facecolor=PALETTE(0.85), label="faster"),
         Patch(facecolor=PALETTE(0.15), label="slower"),
         Patch(facecolor=TIE, label="tie: within the floor"),
-        Patch(facecolor="#fafafa", edgecolor="#bdbdbd", hatch="....", linewidth=0, label="? undecided or no floor"),
-        Patch(facecolor="white", edgecolor="#b5b5b5", hatch="//////", linewidth=0, label="not measured: why"),
+        Patch(facecolor="#fafafa", edgecolor="#bdbdbd", hatch=DOUBT, linewidth=0, label="? undecided or no floor"),
+        Patch(facecolor="white", edgecolor="#b5b5b5", hatch=GAP, linewidth=0, label="not measured: why"),
     ]
     figure.legend(
         handles=handles,
@@ -250,21 +337,23 @@ def _legend(figure: Figure, width: float, height: float) -> None:
     )
 
 
-def caption(facts: Facts, data: Mapping[str, pd.DataFrame], ladder: Ladder) -> str:
-    """GPU, clock and rounds in one line."""
-    shapes = data["shapes"][data["shapes"]["variant"].isin([variant.name for variant in ladder.rungs.values()])]
+def rungs_of(shapes: pd.DataFrame, ladder: Ladder, rungs: Iterable[str] | None = None) -> pd.DataFrame:
+    """The rows of a ladder's rungs, or of these of them."""
+    return shapes[shapes["variant"].isin([ladder.rungs[rung].name for rung in rungs or ladder.rungs])]
+
+
+def caption(facts: Facts, shapes: pd.DataFrame) -> str:
+    """GPU, clock and rounds of these rows in one line."""
     parts = [f"{facts.gpu}, driver {facts.driver}", f"{facts.clock}, {mhz_range(shapes)}"]
     return "  ·  ".join(
         [*parts, f"{rounds_range(shapes)} paired rounds", f"fill {facts.fill}, L2 {facts.l2}", facts.dates]
     )
 
 
-def _footer(
-    figure: Figure, facts: Facts, data: Mapping[str, pd.DataFrame], stale: Mapping[str, str], ladder: Ladder
-) -> None:
+def footer(figure: Figure, facts: Facts, shapes: pd.DataFrame, stale: Mapping[str, str], note: str = "") -> None:
     width, height = figure.get_size_inches()
-    text = caption(facts, data, ladder)
-    if set(stale) & {variant.name for variant in ladder.rungs.values()}:
+    text = "  ·  ".join(filter(None, [caption(facts, shapes), note]))
+    if set(stale) & set(shapes["variant"]):
         text += "  ·  † its source has changed since"
     lines = textwrap.wrap(text, int(width * 17))
     figure.text(0.2 / width, 0.16 / height, "\n".join(lines), fontsize=7, color="#555555", va="center")
@@ -283,7 +372,7 @@ def plot_ladder(
     frame = data["shapes"][data["shapes"]["variant"].isin(names.values())]
     sizes = sorted(set(zip(frame["m"].astype(int), frame["n"].astype(int), strict=True)), reverse=True)
     depths = sorted(set(frame["k"].astype(int)))
-    colours = dict(zip(depths, sns.color_palette("crest", len(depths)), strict=True))
+    colours = {k: DEPTHS((i + 1) / (len(depths) + 1)) for i, k in enumerate(depths)}
     rows = {(r["variant"], int(r["m"]), int(r["n"]), int(r["k"])): r for r in frame.to_dict("records")}
     width, height = max(6.4, 1.1 + len(sizes) * 0.66 * (len(rungs) + 1)), 4.7
     with plt.rc_context(STYLE):
@@ -314,7 +403,7 @@ def plot_ladder(
             axes.tick_params(length=0)
             axes.grid(axis="y", color="#e8e8e8", linewidth=0.7)
             axes.set_axisbelow(True)
-            sns.despine(ax=axes, left=True)
+            axes.spines[["left", "right", "top"]].set_visible(False)
         top = max(
             110.0,
             *(float(r["share_high_percent"]) * 1.05 for r in rows.values() if pd.notna(r["share_high_percent"])),
@@ -337,7 +426,7 @@ def plot_ladder(
             handlelength=1.4,
             columnspacing=1.4,
         )
-        _footer(figure, facts, data, stale, ladder)
+        footer(figure, facts, frame, stale)
     return figure
 
 
@@ -385,10 +474,3 @@ def _name_gaps(axes: Axes, columns: list[dict[int, Any]], places: list[float]) -
 def _rung_label(experiment: Experiment, ladder: Ladder, rung: str, stale: bool) -> str:
     levels = [line for title in levels_of(experiment, ladder, rung) for line in textwrap.wrap(title, 14)]
     return "\n".join([f"{rung}†" if stale else rung, *levels])
-
-
-def levels_of(experiment: Experiment, ladder: Ladder, rung: str) -> list[str]:
-    """What a rung is: the titles of its levels, of the factors in which the ladder's rungs differ."""
-    rungs = list(ladder.rungs.values())
-    moved = [factor for factor in experiment.factors if len({variant.level(factor) for variant in rungs}) > 1]
-    return [experiment.factors[factor].levels[ladder.rungs[rung].level(factor)].title for factor in moved]

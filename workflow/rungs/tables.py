@@ -14,15 +14,15 @@ from typing import Any
 
 import pandas as pd
 
-from rungs.aggregate import Facts, facts_of, mhz_range, read_data, rounds_range
+from rungs.aggregate import TENSOR, WAVEFRONTS, Facts, facts_of, measured_ladders, mhz_range, read_data, rounds_range
 from rungs.errors import RungsError
 from rungs.files import ROOT, sha256_json, write_text
-from rungs.plots import levels_of, measured_ladders
-from rungs.variants import Experiment, Ladder, Step, load_experiment
+from rungs.variants import Experiment, Ladder, Step, levels_of, load_experiment
 
 DAGGER = "†"
 Row = dict[str, Any]
 Size = tuple[int, int]
+Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,18 @@ def write_experiment(results: Path, name: str, stale: Mapping[str, str] | None =
     write_text(results / "md" / f"{name}.md", render_experiment(results, name, stale))
 
 
-def write_index(results: Path, names: Sequence[str], stale: Mapping[str, str] | None = None) -> None:
+def write_index(
+    results: Path, names: Sequence[str], stale: Mapping[str, str] | None = None, factorials: Sequence[str] = ()
+) -> None:
     """Write the set's `README.md`."""
-    write_text(results / "README.md", render_set(results, names, stale))
+    write_text(results / "README.md", render_set(results, names, stale, factorials))
 
 
 def read_source(results: Path, experiment: str | Experiment, stale: Mapping[str, str] | None = None) -> Source:
+    """What the tables of an experiment's ladders are made of."""
     experiment = load_experiment(experiment) if isinstance(experiment, str) else experiment
-    return Source(
-        experiment, read_data(results, experiment.name), facts_of(results, experiment.name), stale or {}, results
-    )
+    data = read_data(results, experiment.name)
+    return Source(experiment, data, facts_of(results, experiment.name, data["shapes"]["variant"]), stale or {}, results)
 
 
 # Documents
@@ -82,14 +84,26 @@ def render_experiment(results: Path, experiment: str | Experiment, stale: Mappin
         ]
         parts += [f"### What changed in the binaries of ladder {ladder.name}", evidence_table(source, ladder)]
         parts += [f"### Counters of ladder {ladder.name}", counter_tables(source, ladder)]
+        if costs := cost_tables(source, ladder):
+            parts += [f"### What reads cost on ladder {ladder.name}", costs]
     parts += ["## Floor", floor_table(source)]
     if gaps := gap_table(source):
         parts += ["## Not measured", gaps]
     return "\n\n".join(parts) + "\n"
 
 
-def render_set(results: Path, experiment_names: Sequence[str], stale: Mapping[str, str] | None = None) -> str:
-    """The set's `README.md`: what was measured on what, and where the tables and figures are."""
+def render_set(
+    results: Path,
+    experiment_names: Sequence[str],
+    stale: Mapping[str, str] | None = None,
+    factorials: Sequence[str] = (),
+) -> str:
+    """The set's `README.md`: what was measured on what, and where the tables and figures are.
+
+    `factorials`: the experiments whose factorial is in the set.
+    """
+    from rungs import factorial
+
     sources = [read_source(results, name, stale) for name in experiment_names]
     parts = [f"# {results.name}"]
     for source in sources:
@@ -100,6 +114,11 @@ def render_set(results: Path, experiment_names: Sequence[str], stale: Mapping[st
         for ladder in measured_ladders(source.experiment, source.data["shapes"]):
             parts += [f"### Ladder {ladder.name}: {ladder.title}", ladder_tables(source, ladder)]
             parts.append(figure_links(source, ladder, f"figures/{name}"))
+        if name in factorials:
+            parts += [
+                f"### [Factorial: all combinations](md/{name}_factorial.md)",
+                factorial.overview(results, name, stale),
+            ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -108,7 +127,8 @@ def readme_blocks(
 ) -> dict[str, str]:
     """Block name -> Markdown, for `apply_blocks`. Links are relative to the checkout.
 
-    Per ladder `<experiment>:<kind>:<ladder>`, kind one of ladder, steps, evidence, ncu, figures; `<experiment>:floor`.
+    Per ladder `<experiment>:<kind>:<ladder>`, kind one of answer, ladder, steps, evidence, ncu, cost, figures, waterfall;
+    `<experiment>:floor`.
     """
     source = read_source(results, experiment, stale)
     name = source.experiment.name
@@ -121,7 +141,10 @@ def readme_blocks(
             f"{name}:steps:{ladder.name}": step_tables(source, ladder),
             f"{name}:evidence:{ladder.name}": evidence_table(source, ladder),
             f"{name}:ncu:{ladder.name}": counter_tables(source, ladder),
+            f"{name}:cost:{ladder.name}": cost_tables(source, ladder)
+            or f"No rung of ladder {ladder.name} has counters of its reads.",
             f"{name}:figures:{ladder.name}": figure_links(source, ladder, figures),
+            f"{name}:waterfall:{ladder.name}": waterfall_link(source, ladder, figures),
         }
     return blocks
 
@@ -167,9 +190,23 @@ def figure_links(source: Source, ladder: Ladder, folder: str) -> str:
         [
             f"![Gain of each step of ladder {ladder.name}, K against M = N]({folder}/heatmap_{ladder.name}.svg)",
             f"![Share of the control along ladder {ladder.name}]({folder}/ladder_{ladder.name}.svg)",
+            _waterfall(ladder, folder),
             f"**{_map_sentence([row for row in source.rows('steps') if row['ladder'] == ladder.name])}**",
             f"<sub>{provenance_line(source, used, names)}</sub>",
         ]
+    )
+
+
+def _waterfall(ladder: Ladder, folder: str) -> str:
+    return f"![From {ladder.path[0]} to {ladder.path[-1]}, step by step]({folder}/waterfall_{ladder.name}.svg)"
+
+
+def waterfall_link(source: Source, ladder: Ladder, folder: str) -> str:
+    """The waterfall of the path alone, with what it comes to at the largest square problem."""
+    names = [ladder.rungs[rung].name for rung in ladder.path]
+    used = [row for row in source.rows("shapes") if row["variant"] in names]
+    return "\n\n".join(
+        [_waterfall(ladder, folder), answer(source, ladder), f"<sub>{provenance_line(source, used, names)}</sub>"]
     )
 
 
@@ -188,7 +225,7 @@ def _map_sentence(rows: Sequence[Row]) -> str:
 
     def told(step: str) -> str:
         low, high = min(whole[step]), max(whole[step])
-        return f"{_signed(means[step], 1)} % ({_signed(low, 1)} to {_signed(high, 1)} %)"
+        return f"{signed(means[step], 1)} % ({signed(low, 1)} to {signed(high, 1)} %)"
 
     start = f"In the geometric mean over {cells} shapes {best} gains {told(best)}"
     return f"{start}, the most, and {least} {told(least)}, the least." if best != least else f"{start}."
@@ -222,13 +259,13 @@ def ladder_tables(source: Source, ladder: Ladder) -> str:
         ]
         rows.append(["control", source.facts.control, *(f"{pd.Series(c).median():.1f}" if c else "" for c in control)])
         head = (
-            f"{_size(size)}: TFLOP/s and, in brackets, the share of {source.facts.control} in the same rounds. Each row is a"
+            f"{size_text(size)}: TFLOP/s and, in brackets, the share of {source.facts.control} in the same rounds. Each row is a"
             " job of its own at a clock of its own: compare two rows by the share or, better, by the step between them."
         )
         headers = ["rung", "what it is", *(f"K={k}" for k in depths)]
         used = [row for key, row in cells.items() if key[1:3] == size]
         tables.append(
-            _table(
+            table(
                 source, head, headers, rows, _ladder_sentence(source, ladder, names, cells, size), used, names.values()
             )
         )
@@ -253,7 +290,7 @@ def step_tables(source: Source, ladder: Ladder) -> str:
             for step in ladder.steps
             if any((step.label, k) in here for k in depths)
         ]
-        head = f"{_size(size)}: gain in speed, with its 95 % interval."
+        head = f"{size_text(size)}: gain in speed, with its 95 % interval."
         headers = ["step", "change", *(f"K={k}" for k in depths)]
         names = [variant.name for variant in ladder.rungs.values()]
         used = [row for row in source.rows("shapes") if row["variant"] in names and (row["m"], row["n"]) == size]
@@ -264,7 +301,7 @@ def step_tables(source: Source, ladder: Ladder) -> str:
         if loose := dict.fromkeys(f"{row['step']}: {row['reason']}" for row in timed if not row["controlled"]):
             notes.append("‡ " + " ".join(loose))
         tables.append(
-            _table(source, head, headers, rows, _step_sentence(source, ladder, here, size), used, names, notes)
+            table(source, head, headers, rows, _step_sentence(source, ladder, here, size), used, names, notes)
         )
     return "\n\n".join(tables)
 
@@ -304,7 +341,7 @@ def evidence_table(source: Source, ladder: Ladder) -> str:
     ]
     names = [variant.name for variant in ladder.rungs.values()]
     head = "What differs between the two binaries of each step, before > after."
-    return _table(source, head, headers, rows, _evidence_sentence(changes, controlled), [], names)
+    return table(source, head, headers, rows, _evidence_sentence(changes, controlled), [], names)
 
 
 def counter_tables(source: Source, ladder: Ladder) -> str:
@@ -345,8 +382,142 @@ def counter_tables(source: Source, ladder: Ladder) -> str:
             notes.append(
                 "An L2 hit rate above 100 % is ncu's: it counts sectors and hits in different passes of a short kernel."
             )
-        tables.append(_table(source, head, headers, body, sentence, None, names.values(), notes))
+        tables.append(table(source, head, headers, body, sentence, None, names.values(), notes))
     return "\n\n".join(tables)
+
+
+def cost_tables(source: Source, ladder: Ladder) -> str:
+    """Per profiled shape: what each rung's reads from shared memory cost, in instructions, wavefronts and time side by side.
+
+    Counters are Nsight Compute's; time, throughput and share are those of the sweep at the same shape. Empty without
+    counters of reads.
+    """
+    names = {rung: variant.name for rung, variant in ladder.rungs.items()}
+    counted: dict[Shape, dict[str, dict[str, float]]] = {}
+    for row in source.rows("counters"):
+        if row["variant"] in names.values() and row["value"] is not None:
+            here = counted.setdefault((row["m"], row["n"], row["k"]), {})
+            here.setdefault(row["variant"], {})[row["metric"]] = row["value"]
+    tables = []
+    for shape in sorted(counted, reverse=True):
+        reads = {rung: Reads.of(counted[shape].get(name, {})) for rung, name in names.items()}
+        if not any(reads.values()):
+            continue
+        timed = {row["variant"]: row for row in source.rows("shapes") if (row["m"], row["n"], row["k"]) == shape}
+        rows = [
+            [rung, _describe(source, ladder, rung), *_cost_cells(source, reads[rung], timed.get(name), name)]
+            for rung, name in names.items()
+        ]
+        head = (
+            f"M={shape[0]}, N={shape[1]}, K={shape[2]}: reads of shared memory as Nsight Compute counts them in one launch, beside"
+            " the time that the sweep measured; k, M, G are powers of 1000."
+        )
+        headers = [
+            "rung",
+            "what it is",
+            "read instructions",
+            "read wavefronts",
+            "per instruction",
+            "write wavefronts",
+            "time, µs",
+            "TFLOP/s",
+            f"share of {source.facts.control}",
+        ]
+        tma = any(counters.get(TMA_LOADS) for counters in counted[shape].values())
+        notes = ["TMA writes shared memory past the pipe whose wavefronts are counted."] if tma else []
+        used = [row for row in timed.values() if row["variant"] in names.values()]
+        sentence = _cost_sentence(source, ladder, shape, reads)
+        tables.append(table(source, head, headers, rows, sentence, used, names.values(), notes))
+    return "\n\n".join(tables)
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Warp instructions that read shared memory, and wavefronts of shared memory, of one launch."""
+
+    lds: float
+    ldsm: float
+    wavefronts: float
+    writes: float
+
+    @property
+    def instructions(self) -> float:
+        return self.lds + self.ldsm
+
+    @staticmethod
+    def of(counters: Mapping[str, float]) -> Reads | None:
+        """None unless all of them were counted: a sum with a term missing is no sum.
+
+        LDS that took no wavefront read nothing: they are what the assembler fills a cp.async loop with.
+        """
+        metrics = [LDS, LDSM, *(f"{WAVEFRONTS}{op}.sum" for op in ("ld", "ldsm", "st", "ldgsts"))]
+        if not set(metrics) <= set(counters):
+            return None
+        lds, ldsm, ld, ldm, st, ldgsts = (counters[metric] for metric in metrics)
+        return Reads(lds if ld else 0.0, ldsm, ld + ldm, st + ldgsts)
+
+
+def _cost_cells(source: Source, reads: Reads | None, row: Row | None, name: str) -> list[str]:
+    old = name in source.stale
+    if reads:
+        parts = [f"{count_text(n)} {word}" for word, n in (("ldmatrix", reads.ldsm), ("LDS", reads.lds)) if n]
+        each = f"{reads.wavefronts / reads.instructions:.2f}" if reads.instructions else "none read"
+        counted = [" + ".join(parts) or "0", count_text(reads.wavefronts), each, count_text(reads.writes)]
+    else:
+        counted = ["not counted"] * 4
+    if row is None or row["time_us"] is None:
+        timed = [str(row["status"]) if row else "not timed"] * 3
+    else:
+        share = row["status"] if row["share_percent"] is None else f"{row['share_percent']:.1f} %"
+        timed = [f"{row['time_us']:.4g}", f"{row['tflops']:.1f}", str(share)]
+    return [_marked(cell, old) for cell in (*counted, *timed)]
+
+
+def _cost_sentence(source: Source, ladder: Ladder, shape: Shape, reads: Mapping[str, Reads | None]) -> str:
+    """What each step whose reads change saves in instructions, in wavefronts and in time; the path's first."""
+    steps = {
+        row["step"]: row
+        for row in source.rows("steps")
+        if row["ladder"] == ladder.name and (row["m"], row["n"], row["k"]) == shape
+    }
+    path = [f"{a}>{b}" for a, b in itertools.pairwise(ladder.path)]
+    told, unmoved = [], []
+    for step in sorted(ladder.steps, key=lambda step: step.label not in path):
+        before, after = reads[step.source], reads[step.target]
+        if before is None or after is None or not (before.instructions and before.wavefronts):
+            continue
+        instructions, wavefronts = after.instructions / before.instructions, after.wavefronts / before.wavefronts
+        if max(abs(instructions - 1), abs(wavefronts - 1)) < 0.02:
+            unmoved.append(step.label)
+            continue
+        counts = [_changed_by(instructions, "read instructions"), _changed_by(wavefronts, "read wavefronts")]
+        told.append(
+            f"{step.label}, {_change(source.experiment, step)}, has {', '.join(counts)} and {_time(steps.get(step.label))}"
+        )
+    where = f"At {'x'.join(map(str, shape))}"
+    if not told:
+        return f"{where} no step of ladder {ladder.name} changes its read instructions or their wavefronts by 2 %."
+    rest = (
+        f"; {', '.join(unmoved)} {'leaves' if len(unmoved) == 1 else 'leave'} its reads as they are" if unmoved else ""
+    )
+    return f"{where} {'; '.join(told)}{rest}."
+
+
+def _changed_by(ratio: float, what: str) -> str:
+    if abs(ratio - 1) < 0.005:
+        return f"as many {what}"
+    if ratio >= 2:
+        return f"{ratio:.1f} times the {what}"
+    return f"{100 * abs(ratio - 1):.1f} % {'fewer' if ratio < 1 else 'more'} {what}"
+
+
+def _time(row: Row | None) -> str:
+    """Of a step: what its paired gain is in time."""
+    if row is None or row["gain_percent"] is None:
+        return "a time that was not measured as a step"
+    change = 100 * (1 / (1 + row["gain_percent"] / 100) - 1)
+    word = {"tie": " (a tie)", "undecided": " (undecided)", "none": " (no floor)"}.get(row["verdict"], "")
+    return f"{abs(change):.{digits_of(change)}f} % {'less' if change < 0 else 'more'} time{word}"
 
 
 def floor_table(source: Source) -> str:
@@ -371,7 +542,7 @@ def floor_table(source: Source) -> str:
     headers = ["shape class", "floor", "within a job", "between jobs", "shapes", "jobs"]
     name = source.experiment.floor_variant.name
     used = [row for row in source.rows("shapes") if row["variant"] == name]
-    return _table(source, head, headers, rows, sentence, used, [name])
+    return table(source, head, headers, rows, sentence, used, [name])
 
 
 def coverage_table(source: Source) -> str:
@@ -382,7 +553,7 @@ def coverage_table(source: Source) -> str:
         counts = Counter(frame[frame["what"] == what]["status"])
         rest = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()) if status != "ok")
         rows.append([what, str(counts["ok"]), rest or "none"])
-    return _grid(["what", "ok", "other"], rows)
+    return grid(["what", "ok", "other"], rows)
 
 
 def gap_table(source: Source) -> str:
@@ -399,7 +570,7 @@ def gap_table(source: Source) -> str:
         rung = " ".join(source.experiment.rung_names(source.experiment.variant(variant))) or variant
         where = ", ".join(filter(None, shapes)) if len(shapes) < 4 else f"{len(shapes)} shapes"
         rows.append([rung, variant, what, where, status, reason])
-    return _grid(["rung", "variant", "what", "where", "status", "reason"], rows)
+    return grid(["rung", "variant", "what", "where", "status", "reason"], rows)
 
 
 # Cells
@@ -427,23 +598,23 @@ def _step_cell(source: Source, row: Row | None) -> str:
     marks = (DAGGER if {row["source_variant"], row["target_variant"]} & set(source.stale) else "") + (
         "" if row["controlled"] else "‡"
     )
-    return f"{_gain(row)} {word}{marks}"
+    return f"{gain_text(row)} {word}{marks}"
 
 
-def _gain(row: Row) -> str:
+def gain_text(row: Row) -> str:
     """`+12.3 % ±0.2`; a digit more where gain and interval are under 1 %."""
     if row["high_percent"] is None:
         return f"{row['gain_percent']:+.1f} % (too few rounds for an interval)"
     half = (row["high_percent"] - row["low_percent"]) / 2
-    digits = max(_digits(row["gain_percent"]), 2 if half < 0.05 else 1)
-    return f"{_signed(row['gain_percent'], digits)} % ±{half:.{digits}f}"
+    digits = max(digits_of(row["gain_percent"]), 2 if half < 0.05 else 1)
+    return f"{signed(row['gain_percent'], digits)} % ±{half:.{digits}f}"
 
 
-def _digits(percent: float) -> int:
+def digits_of(percent: float) -> int:
     return 2 if abs(percent) < 0.995 else 1
 
 
-def _signed(percent: float, digits: int) -> str:
+def signed(percent: float, digits: int) -> str:
     """`+12.3`; what rounds to nothing has no minus."""
     return f"{round(percent, digits) + 0.0:+.{digits}f}"
 
@@ -522,7 +693,7 @@ NO_STALL = ("selected",)
 """A warp that issues is not stalled, though ncu lists it among the reasons."""
 
 
-def _count(value: float) -> str:
+def count_text(value: float) -> str:
     for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= 0.9995 * factor:
             return f"{value / factor:.3g} {unit}"
@@ -530,28 +701,28 @@ def _count(value: float) -> str:
 
 
 def _bytes(value: float) -> str:
-    return f"{_count(value)}{'' if abs(value) >= 999.5 else ' '}B"
+    return f"{count_text(value)}{'' if abs(value) >= 999.5 else ' '}B"
 
 
 def _share(value: float) -> str:
     return f"{value:.1f} %"
 
 
+LDS, LDSM = "smsp__inst_executed_op_shared_ld_pred_on_any.sum", "smsp__inst_executed_op_ldsm.sum"
+TMA_LOADS = "smsp__inst_executed_op_tma_ld.sum"
 L2_HITS = "lts__t_sector_hit_rate.pct"
-TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
 STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
-_WAVEFRONTS = "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_"
 _CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_"
 COLUMNS = (
-    Column("instructions", ("smsp__inst_executed.sum",), _count),
-    Column("ldmatrix", ("smsp__inst_executed_op_ldsm.sum",), _count),
-    Column("LDS", ("smsp__inst_executed_op_shared_ld_pred_on_any.sum",), _count),
-    Column("STS", ("smsp__inst_executed_op_shared_st.sum",), _count),
-    Column("cp.async", ("smsp__inst_executed_op_ldgsts.sum",), _count),
-    Column("TMA loads", ("smsp__inst_executed_op_tma_ld.sum",), _count),
-    Column("shared wavefronts", tuple(f"{_WAVEFRONTS}{op}.sum" for op in ("ld", "ldsm", "st", "ldgsts")), _count),
-    Column("load conflicts", (f"{_CONFLICTS}ld.sum",), _count),
-    Column("store conflicts", (f"{_CONFLICTS}st.sum",), _count),
+    Column("instructions", ("smsp__inst_executed.sum",), count_text),
+    Column("ldmatrix", (LDSM,), count_text),
+    Column("LDS", (LDS,), count_text),
+    Column("STS", ("smsp__inst_executed_op_shared_st.sum",), count_text),
+    Column("cp.async", ("smsp__inst_executed_op_ldgsts.sum",), count_text),
+    Column("TMA loads", (TMA_LOADS,), count_text),
+    Column("shared wavefronts", tuple(f"{WAVEFRONTS}{op}.sum" for op in ("ld", "ldsm", "st", "ldgsts")), count_text),
+    Column("load conflicts", (f"{_CONFLICTS}ld.sum",), count_text),
+    Column("store conflicts", (f"{_CONFLICTS}st.sum",), count_text),
     Column(
         "bytes loaded",
         (
@@ -564,7 +735,7 @@ COLUMNS = (
     Column("DRAM", ("dram__bytes.sum",), _bytes),
     Column("L2 hits", (L2_HITS,), _share),
     Column("tensor pipe busy", (TENSOR,), _share),
-    Column("top stalls (warps per issue)", (), _count, STALL),
+    Column("top stalls (warps per issue)", (), count_text, STALL),
 )
 
 
@@ -590,16 +761,14 @@ def _ladder_sentence(
         ]
         alike = f" (not told apart from {', '.join(equals)})" if equals else ""
         sentence = (
-            f"At {_size(size)}, K={k} the fastest rung is {best}, {_describe(source, ladder, best)}{alike}, with"
+            f"At {size_text(size)}, K={k} the fastest rung is {best}, {_describe(source, ladder, best)}{alike}, with"
             f" {rows[best]['share_percent']:.1f} % of {source.facts.control}, and the slowest is {worst},"
             f" {_describe(source, ladder, worst)}, with {rows[worst]['share_percent']:.1f} %"
         )
         if path := path_steps(source, ladder, (*size, k)):
             sentence += f"; the steps of the path {' > '.join(ladder.path)} gain {_together(path):+.1f} % together"
         return sentence + "."
-    return (
-        f"At {_size(size)} fewer than two rungs have a share of {source.facts.control}, so there is nothing to compare."
-    )
+    return f"At {size_text(size)} fewer than two rungs have a share of {source.facts.control}, so there is nothing to compare."
 
 
 def path_steps(source: Source, ladder: Ladder, shape: tuple[int, ...]) -> list[Row]:
@@ -634,7 +803,7 @@ def answer(source: Source, ladder: Ladder) -> str:
             source.experiment.factors[step.factor].levels[variant.level(step.factor)].title
             for variant in (step.source_variant, step.target_variant)
         )
-        bought.append(f"{new} instead of {old} {_gain(row)} ({row['verdict']})")
+        bought.append(f"{new} instead of {old} {gain_text(row)} ({row['verdict']})")
     last = next(
         row
         for row in source.rows("shapes")
@@ -651,7 +820,7 @@ def answer(source: Source, ladder: Ladder) -> str:
 def _step_sentence(source: Source, ladder: Ladder, rows: Mapping[tuple[str, int], Row], size: Size) -> str:
     """The controlled steps that gain and lose most, how the path's gains change with K, and the count of verdicts."""
     judged = [row for row in rows.values() if row["verdict"] != "none"]
-    where = f"At {_size(size)}"
+    where = f"At {size_text(size)}"
     if not judged:
         known = any(row["gain_percent"] is not None for row in rows.values())
         return f"{where} no step has a verdict, since {'the floor was not measured' if known else 'none was timed'}."
@@ -663,10 +832,10 @@ def _step_sentence(source: Source, ladder: Ladder, rows: Mapping[tuple[str, int]
     )
     if faster:
         most = max(faster, key=lambda row: row["gain_percent"])
-        clauses.append(f"{most['step']} gains most, {_gain(most)} at K={most['k']}")
+        clauses.append(f"{most['step']} gains most, {gain_text(most)} at K={most['k']}")
     if slower:
         least = min(slower, key=lambda row: row["gain_percent"])
-        clauses.append(f"{least['step']} loses most, {_gain(least)} at K={least['k']}")
+        clauses.append(f"{least['step']} loses most, {gain_text(least)} at K={least['k']}")
     if not clauses:
         clauses.append("no controlled step is clear of the floor")
     clauses += _trends(ladder, rows)
@@ -682,8 +851,8 @@ def _trends(ladder: Ladder, rows: Mapping[tuple[str, int], Row]) -> list[str]:
         depths = sorted(k for (step, k), row in rows.items() if step == label and row["claim_high_percent"] is not None)
         if len(depths) > 1:
             line = [rows[label, k] for k in depths]
-            digits = max(_digits(row["gain_percent"]) for row in (line[0], line[-1]))
-            ends = " to ".join(_signed(row["gain_percent"], digits) for row in (line[0], line[-1]))
+            digits = max(digits_of(row["gain_percent"]) for row in (line[0], line[-1]))
+            ends = " to ".join(signed(row["gain_percent"], digits) for row in (line[0], line[-1]))
             found.setdefault((depths[0], depths[-1]), []).append(f"of {label} {trend(line)} ({ends} %)")
     return [f"from K={first} to {last} the gain {', '.join(steps)}" for (first, last), steps in found.items()]
 
@@ -744,7 +913,7 @@ def _counter_sentence(names: Mapping[str, str], here: Mapping[str, Mapping[str, 
 # Layout
 
 
-def _table(
+def table(
     source: Source,
     head: str,
     headers: Sequence[str],
@@ -762,7 +931,7 @@ def _table(
         old = dict.fromkeys(f"{name}: {reason}" for name, reason in source.stale.items() if name in variants)
         footnotes.append(f"<sub>{DAGGER} Stale. {'. '.join(old)}.</sub>")
     line = provenance_line(source, used, variants)
-    return "\n\n".join([head, _grid(headers, rows), *footnotes, f"**{sentence}**", f"<sub>{line}</sub>"])
+    return "\n\n".join([head, grid(headers, rows), *footnotes, f"**{sentence}**", f"<sub>{line}</sub>"])
 
 
 def provenance_line(source: Source, used: Sequence[Row] | None, variants: Sequence[str]) -> str:
@@ -799,7 +968,7 @@ def _named(ids: Mapping[str, str]) -> str:
     return f"{sha256_json(dict(ids))[:8]} (hash over {len(values)})"
 
 
-def _grid(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def grid(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in [headers, *rows]]
     lines = [f"| {' | '.join(row)} |" for row in cells]
     return "\n".join([lines[0], f"| {' | '.join('---' for _ in headers)} |", *lines[1:]])
@@ -810,7 +979,7 @@ def _sizes(cells: Mapping[tuple, Row]) -> list[Size]:
     return sorted({(key[1], key[2]) for key in cells}, reverse=True)
 
 
-def _size(size: Size) -> str:
+def size_text(size: Size) -> str:
     return f"M=N={size[0]}" if size[0] == size[1] else f"M={size[0]}, N={size[1]}"
 
 
