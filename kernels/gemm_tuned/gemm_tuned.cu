@@ -3,15 +3,15 @@
 #include "../gemm/load.cuh"
 #include "../gemm/read.cuh"
 
-constexpr int WARPS = WARPS_M * WARPS_N;          // that multiply
+constexpr int WARPS = WARPS_M * WARPS_N;                   // that multiply
 constexpr int PRODUCER_WARPS = 4 * VARIANT_PRODUCER_WARP;  // registers move between whole warpgroups
-constexpr unsigned HEAD_START = 2;                // K tiles that a skewed second half of the warps starts later
-constexpr int STEPS = BK / 16;                    // mma steps in a K tile
-constexpr int ROW_BYTES_C = WARP_N * 2;           // of a warp's part of C in shared memory
-constexpr int PART_BYTES_C = 16 * ROW_BYTES_C;    // sixteen of its rows
+constexpr unsigned HEAD_START = 2;                         // K tiles that a skewed second half of the warps starts later
+constexpr int STEPS = BK / 16;                             // mma steps in a K tile
+constexpr int ROW_BYTES_C = WARP_N * 2;                    // of a warp's part of C in shared memory
+constexpr int PART_BYTES_C = 16 * ROW_BYTES_C;             // sixteen of its rows
 
 static_assert(WARP_M == 64 && WARP_N == WARP_TILE_N, "the warp tile sets the tile: two by four warps");
-static_assert(STEPS % 2 == 0, "the two fragment buffers take turns, so a K tile has an even number of steps");
+static_assert(STEPS % 2 == 0, "the two sets of fragments take turns, so a K tile has an even number of steps");
 
 // A place in the ring of stages; the parity of its barriers flips each time the ring comes round.
 template <int STAGES>
@@ -32,24 +32,50 @@ struct alignas(1024) SharedTuned {
   unsigned long long empty[PRODUCER_WARP ? STAGES : 0];  // every warp has read it
 };
 
+// A[64][16] and B[16][WARP_N] of a warp, as mma.m16n8k16 takes them.
 struct Fragments {
   ptx::u32 a[FRAGMENTS_M][4], b[FRAGMENTS_N][2];
+
+  __device__ __forceinline__ void read(const Stage& stage, unsigned ks, unsigned row0, unsigned col0, unsigned lane) {
+    const ptx::u32 a_tile = ptx::shared_address(stage.a), b_tile = ptx::shared_address(stage.b);
+#pragma unroll
+    for (int j = 0; j < FRAGMENTS_N; j += 2)
+      read_b<Read::ldmatrix, BLayout::n_by_k, true>(b[j], b[j + 1], b_tile, col0 + 8 * j, ks, lane);
+#pragma unroll
+    for (int i = 0; i < FRAGMENTS_M; ++i) read_a<Read::ldmatrix, true>(a[i], a_tile, row0 + 16 * i, ks, lane);
+  }
+
+  // There and back along N, so that each mma shares a fragment with the one before it.
+  __device__ __forceinline__ void multiply(Accumulator& acc) const {
+#pragma unroll
+    for (int i = 0; i < FRAGMENTS_M; ++i)
+#pragma unroll
+      for (int there = 0; there < FRAGMENTS_N; ++there) {
+        const int j = i % 2 ? FRAGMENTS_N - 1 - there : there;
+        mma_m16n8k16_bf16(acc[i][j], a[i], b[j]);
+      }
+  }
 };
 
 template <int STAGES, bool PRODUCER_WARP, bool DOUBLE_BUFFER, bool PERSISTENT, bool STAGED_C, bool SKEWED>
 struct GemmTuned {
   static_assert(!DOUBLE_BUFFER || PRODUCER_WARP, "warp 0 would load a stage anew that the last step's ldmatrix still reads");
   static_assert(!PERSISTENT || PRODUCER_WARP, "a producer warp runs ahead into the next tile; without one nothing does");
+  static_assert(!SKEWED || PRODUCER_WARP, "a block barrier for each K tile would pull the two halves together again");
 
   using Smem = SharedTuned<STAGES, PRODUCER_WARP, STAGED_C>;
   using Source = Operand<Load::tma>;
 
-  static __device__ __forceinline__ void run(const Source& A, const Source& B, ptx::u32* C, unsigned m, unsigned n, unsigned k) {
-    extern __shared__ __align__(1024) unsigned char bytes[];
-    Smem& shared = *reinterpret_cast<Smem*>(bytes);
-    const unsigned lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
-    const unsigned tiles_m = m / BM, tiles_n = n / BN, tiles = tiles_m * tiles_n, tiles_k = k / BK;
+  Smem& shared;
+  const Source &A, &B;
+  ptx::u32* const C;
+  const unsigned m, n, k;
+  const unsigned lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+  const unsigned row0 = warp / WARPS_N * WARP_M, col0 = warp % WARPS_N * WARP_N;  // of this warp in the tile
+  unsigned m0 = 0, n0 = 0;                                                        // of the tile in C
+  Place<STAGES> at = {};
 
+  __device__ __forceinline__ void run() {
     if (warp == 0 && ptx::elect_sync()) {
 #pragma unroll
       for (int s = 0; s < STAGES; ++s) {
@@ -60,64 +86,111 @@ struct GemmTuned {
     }
     __syncthreads();
 
-    Place<STAGES> at;
     if (PRODUCER_WARP && warp >= WARPS) {
       // A quarter of the SM's registers lies at each of its four schedulers: three warps there have 168 each by the launch
       // bound, which is too few for those that multiply. The producer's warpgroup gives its own away.
       ptx::setmaxnreg_dec<24>();
-      if (warp > WARPS) return;
-      for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        unsigned m0, n0;
-        tile_of(tile, tiles_m, tiles_n, m0, n0);
-#pragma unroll 1
-        for (unsigned t = 0; t < tiles_k; ++t) {
-          // A fresh barrier counts as one whose phase before the first is complete: the first round does not wait.
-          wait(shared.empty[at.stage], at.parity ^ 1);
-          if (ptx::elect_sync()) tma_load<BLayout::n_by_k>(shared.stage[at.stage], shared.full[at.stage], A, B, m0, n0, t * BK);
-          at.advance();
-        }
-        if constexpr (!PERSISTENT) break;
-      }
-      return;
+      if (warp == WARPS) for_each_tile([&](bool) { produce(); });
+    } else {
+      if constexpr (PRODUCER_WARP) ptx::setmaxnreg_inc<240>();
+      await_head_start();
+      for_each_tile([&](bool first) {
+        Accumulator acc = {};
+        consume(acc, first);
+        if constexpr (STAGED_C)
+          store_staged(acc);
+        else
+          store_direct(acc);
+      });
     }
+  }
 
-    if constexpr (PRODUCER_WARP) ptx::setmaxnreg_inc<240>();
-    const unsigned row0 = warp / WARPS_N * WARP_M, col0 = warp % WARPS_N * WARP_N;
-    await_head_start(warp);
-    for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      unsigned m0, n0;
-      tile_of(tile, tiles_m, tiles_n, m0, n0);
-      Accumulator acc = {};
-      loop(acc, shared, at, A, B, m0, n0, k, row0, col0, lane, warp, tile == blockIdx.x);
-      if constexpr (STAGED_C)
-        store_staged(acc, shared.c + warp * PART_BYTES_C, C, m0 + row0, n0 + col0, n, lane);
-      else
-        store_direct(acc, C, m0 + row0, n0 + col0, n, lane);
+  // The one tile of this CTA or, persistent, every gridDim-th.
+  template <class Do>
+  __device__ __forceinline__ void for_each_tile(Do run_tile) {
+    for (unsigned tile = blockIdx.x; tile < m / BM * (n / BN); tile += gridDim.x) {
+      place_tile(tile);
+      run_tile(tile == blockIdx.x);
       if constexpr (!PERSISTENT) break;
     }
   }
 
-  // Without a producer warp, warp 0 asks for tile t + STAGES - 1 once everybody has left the stage that it goes to.
-  static __device__ __forceinline__ void ahead(Smem& shared, const Source& A, const Source& B, unsigned m0, unsigned n0,
-                                               unsigned t, unsigned tiles_k, int stage, unsigned warp) {
-    if (t < tiles_k && warp == 0 && ptx::elect_sync())
-      tma_load<BLayout::n_by_k>(shared.stage[stage], shared.full[stage], A, B, m0, n0, t * BK);
+  // Grouped raster: GROUP_M rows of tiles are walked column by column, so that CTAs in flight share A and B in L2.
+  __device__ __forceinline__ void place_tile(unsigned tile) {
+    const unsigned tiles_n = n / BN, first = tile / (GROUP_M * tiles_n) * GROUP_M;
+    const unsigned height = min(m / BM - first, GROUP_M), within = tile % (GROUP_M * tiles_n);
+    m0 = (first + within % height) * BM;
+    n0 = within / height * BN;
   }
 
-  static __device__ __forceinline__ void prologue(Smem& shared, const Source& A, const Source& B, unsigned m0, unsigned n0,
-                                                  unsigned tiles_k, unsigned warp) {
+  __device__ __forceinline__ void load(int stage, unsigned t) {
+    if (ptx::elect_sync()) tma_load<BLayout::n_by_k>(shared.stage[stage], shared.full[stage], A, B, m0, n0, t * BK);
+  }
+
+  // The producer warp: as far ahead as the ring allows, also into the next tile.
+  __device__ __forceinline__ void produce() {
+#pragma unroll 1
+    for (unsigned t = 0; t < k / BK; ++t) {
+      // A fresh barrier counts as one whose phase before the first is complete: the first round does not wait.
+      wait_full(shared.empty[at.stage], at.parity ^ 1);
+      load(at.stage, t);
+      at.advance();
+    }
+  }
+
+  // acc = this warp's part of the tile. With two sets of fragments, those of the next step are read while those of this one
+  // are multiplied, also across the border of two K tiles.
+  __device__ __forceinline__ void consume(Accumulator& acc, bool first) {
+    const unsigned tiles = k / BK;
     if constexpr (!PRODUCER_WARP)
 #pragma unroll
-      for (int t = 0; t < STAGES - 1; ++t) ahead(shared, A, B, m0, n0, t, tiles_k, t, warp);
+      for (int t = 0; t < STAGES - 1; ++t)
+        if (t < tiles && warp == 0) load(t, t);
+
+    if constexpr (!DOUBLE_BUFFER) {
+#pragma unroll 1
+      for (unsigned t = 0; t < tiles; ++t) {
+        Fragments fragments;
+        enter(t);
+#pragma unroll
+        for (int ks = 0; ks < STEPS; ++ks) {
+          fragments.read(shared.stage[at.stage], ks, row0, col0, lane);
+          fragments.multiply(acc);
+        }
+        leave(at.stage, fragments);
+        give_head_start(first, t);
+        at.advance();
+      }
+    } else {
+      Fragments fragments[2];
+      enter(0);
+      fragments[0].read(shared.stage[at.stage], 0, row0, col0, lane);
+#pragma unroll 1
+      for (unsigned t = 0; t < tiles; ++t) {
+#pragma unroll
+        for (int ks = 0; ks + 1 < STEPS; ++ks) {
+          fragments[(ks + 1) % 2].read(shared.stage[at.stage], ks + 1, row0, col0, lane);
+          fragments[ks % 2].multiply(acc);
+        }
+        const int done = at.stage;
+        at.advance();
+        if (t + 1 < tiles) {
+          enter(t + 1);
+          fragments[0].read(shared.stage[at.stage], 0, row0, col0, lane);
+        }
+        fragments[1].multiply(acc);
+        leave(done, fragments[1]);
+        give_head_start(first, t);
+      }
+    }
   }
 
-  // Tile t has landed and, without a producer warp, everybody has left the stage of tile t - 1, which is loaded anew.
-  static __device__ __forceinline__ void enter(Smem& shared, Place<STAGES> at, const Source& A, const Source& B, unsigned m0,
-                                               unsigned n0, unsigned t, unsigned tiles_k, unsigned warp) {
-    wait(shared.full[at.stage], at.parity);
+  // K tile t has landed. Without a producer warp everybody has now left the stage of tile t - 1, and warp 0 loads it anew.
+  __device__ __forceinline__ void enter(unsigned t) {
+    wait_full(shared.full[at.stage], at.parity);
     if constexpr (!PRODUCER_WARP) {
       __syncthreads();
-      ahead(shared, A, B, m0, n0, t + STAGES - 1, tiles_k, at.stage == 0 ? STAGES - 1 : at.stage - 1, warp);
+      if (t + STAGES - 1 < k / BK && warp == 0) load(at.stage == 0 ? STAGES - 1 : at.stage - 1, t + STAGES - 1);
     }
   }
 
@@ -125,98 +198,31 @@ struct GemmTuned {
   //
   // The arrive has to wait for those reads, and nothing makes it: ptxas issues it behind ldmatrix without looking at the
   // scoreboard, and ldmatrix can be held up behind stores of C in the same queue while the arrive is not. The copy engine
-  // then overwrote rows that were still to be read (seen on an H200). So the number of arrivals, always 1, is made to
-  // depend on a register of each read: `zero` is 0, but ptxas cannot know. A fence.proxy.async would do too; it costs 2 %.
-  static __device__ __forceinline__ void leave(Smem& shared, Place<STAGES> at, const Fragments& last, unsigned zero) {
+  // then overwrote rows that were still to be read (seen on an H200, persistent and with C from fragments). So the number of
+  // arrivals, always 1, is made to depend on the read that returns last; they return in order. `k >> 31` is 0, but ptxas
+  // cannot know. A fence.proxy.async in each thread would do too; it costs 2 %.
+  __device__ __forceinline__ void leave(int stage, const Fragments& last) {
     if constexpr (PRODUCER_WARP) {
-      ptx::u32 any = 0;
-#pragma unroll
-      for (int i = 0; i < FRAGMENTS_M; ++i) any |= last.a[i][3];
-#pragma unroll
-      for (int j = 1; j < FRAGMENTS_N; j += 2) any |= last.b[j][1];
       __syncwarp();
-      if (ptx::elect_sync()) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[at.stage]), 1 + (any & zero));
+      if (ptx::elect_sync())
+        ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]), 1 + (last.a[FRAGMENTS_M - 1][3] & (k >> 31)));
     }
   }
 
   // Two warps share a scheduler and its tensor core. The second half of the warps begins HEAD_START K tiles later, and so
   // multiplies while the first half stores C, and the other way round; from then on they stay apart by themselves.
-  static __device__ __forceinline__ void await_head_start(unsigned warp) {
+  __device__ __forceinline__ void await_head_start() {
     if (SKEWED && warp >= WARPS / 2) ptx::bar_sync(1, 32 * WARPS);
   }
 
-  static __device__ __forceinline__ void give_head_start(unsigned warp, bool first, unsigned t, unsigned tiles_k) {
-    if (SKEWED && first && warp < WARPS / 2 && t == min(HEAD_START, tiles_k) - 1) ptx::bar_arrive(1, 32 * WARPS);
-  }
-
-  // One set of fragments, or two: then those of the next step are read while those of this one are multiplied, also across
-  // the border of two K tiles.
-  static __device__ __forceinline__ void loop(Accumulator& acc, Smem& shared, Place<STAGES>& at, const Source& A,
-                                              const Source& B, unsigned m0, unsigned n0, unsigned k, unsigned row0,
-                                              unsigned col0, unsigned lane, unsigned warp, bool first) {
-    const unsigned tiles_k = k / BK, zero = k >> 31;
-    prologue(shared, A, B, m0, n0, tiles_k, warp);
-    if constexpr (!DOUBLE_BUFFER) {
-#pragma unroll 1
-      for (unsigned t = 0; t < tiles_k; ++t) {
-        Fragments fragments;
-        enter(shared, at, A, B, m0, n0, t, tiles_k, warp);
-#pragma unroll
-        for (int ks = 0; ks < STEPS; ++ks) {
-          read(fragments, shared.stage[at.stage], ks, row0, col0, lane);
-          multiply(acc, fragments);
-        }
-        leave(shared, at, fragments, zero);
-        give_head_start(warp, first, t, tiles_k);
-        at.advance();
-      }
-    } else {
-      Fragments fragments[2];
-      enter(shared, at, A, B, m0, n0, 0, tiles_k, warp);
-      read(fragments[0], shared.stage[at.stage], 0, row0, col0, lane);
-#pragma unroll 1
-      for (unsigned t = 0; t < tiles_k; ++t) {
-#pragma unroll
-        for (int ks = 0; ks < STEPS; ++ks) {
-          if (ks + 1 < STEPS) {
-            read(fragments[(ks + 1) % 2], shared.stage[at.stage], ks + 1, row0, col0, lane);
-          } else {
-            leave(shared, at, fragments[ks % 2], zero);
-            give_head_start(warp, first, t, tiles_k);
-            at.advance();
-            if (t + 1 < tiles_k) {
-              enter(shared, at, A, B, m0, n0, t + 1, tiles_k, warp);
-              read(fragments[0], shared.stage[at.stage], 0, row0, col0, lane);
-            }
-          }
-          multiply(acc, fragments[ks % 2]);
-        }
-      }
-    }
-  }
-
-  static __device__ __forceinline__ void read(Fragments& f, const Stage& stage, unsigned ks, unsigned row0, unsigned col0,
-                                              unsigned lane) {
-    const ptx::u32 a_tile = ptx::shared_address(stage.a), b_tile = ptx::shared_address(stage.b);
-#pragma unroll
-    for (int j = 0; j < FRAGMENTS_N; j += 2)
-      read_b<Read::ldmatrix, BLayout::n_by_k, true>(f.b[j], f.b[j + 1], b_tile, col0 + 8 * j, ks, lane);
-#pragma unroll
-    for (int i = 0; i < FRAGMENTS_M; ++i) read_a<Read::ldmatrix, true>(f.a[i], a_tile, row0 + 16 * i, ks, lane);
-  }
-
-  static __device__ __forceinline__ void multiply(Accumulator& acc, const Fragments& f) {
-#pragma unroll
-    for (int i = 0; i < FRAGMENTS_M; ++i)
-#pragma unroll
-      for (int j = 0; j < FRAGMENTS_N; ++j) mma_m16n8k16_bf16(acc[i][j], f.a[i], f.b[j]);
+  __device__ __forceinline__ void give_head_start(bool first, unsigned t) {
+    if (SKEWED && first && warp < WARPS / 2 && t == min(HEAD_START, k / BK) - 1) ptx::bar_arrive(1, 32 * WARPS);
   }
 
   // Straight from the fragments: a quad of lanes writes 16 consecutive bytes of a row, half a sector.
-  static __device__ __forceinline__ void store_direct(const Accumulator& acc, ptx::u32* C, unsigned row0, unsigned col0,
-                                                      unsigned n, unsigned lane) {
+  __device__ __forceinline__ void store_direct(const Accumulator& acc) {
     const unsigned row_pairs = n / 2;
-    ptx::u32* row = C + static_cast<unsigned long long>(row0 + lane / 4) * row_pairs + col0 / 2 + lane % 4;
+    ptx::u32* row = C + static_cast<unsigned long long>(m0 + row0 + lane / 4) * row_pairs + (n0 + col0) / 2 + lane % 4;
 #pragma unroll
     for (int i = 0; i < FRAGMENTS_M; ++i)
 #pragma unroll
@@ -230,39 +236,27 @@ struct GemmTuned {
 
   // Sixteen rows at a time through a part of shared memory that is this warp's own, so that no block barrier is needed:
   // stmatrix lays the fragments out as rows, and each lane then writes 16 consecutive bytes of one, a row being whole sectors.
-  static __device__ __forceinline__ void store_staged(const Accumulator& acc, unsigned char* part, ptx::u32* C, unsigned row0,
-                                                      unsigned col0, unsigned n, unsigned lane) {
+  __device__ __forceinline__ void store_staged(const Accumulator& acc) {
     constexpr int CHUNKS = ROW_BYTES_C / CHUNK, ROWS = 32 / CHUNKS;  // chunks of a row; rows that a warp writes at once
-    const ptx::u32 tile = ptx::shared_address(part);
-    unsigned char* target = reinterpret_cast<unsigned char*>(C) +
-                            2 * (static_cast<unsigned long long>(row0 + lane / CHUNKS) * n + col0) + lane % CHUNKS * CHUNK;
+    const ptx::u32 part = ptx::shared_address(shared.c) + warp * PART_BYTES_C;
+    unsigned char* target = reinterpret_cast<unsigned char*>(C) + lane % CHUNKS * CHUNK +
+                            2 * (static_cast<unsigned long long>(m0 + row0 + lane / CHUNKS) * n + n0 + col0);
 #pragma unroll
     for (int i = 0; i < FRAGMENTS_M; ++i) {
 #pragma unroll
       for (int j = 0; j < FRAGMENTS_N; j += 2)
-        ptx::stmatrix_x4(tile + chunk_offset<ROW_BYTES_C, true>(lane % 16, j + lane / 16),
+        ptx::stmatrix_x4(part + chunk_offset<ROW_BYTES_C, true>(lane % 16, j + lane / 16),
                          {pack_bf16x2(acc[i][j][0], acc[i][j][1]), pack_bf16x2(acc[i][j][2], acc[i][j][3]),
                           pack_bf16x2(acc[i][j + 1][0], acc[i][j + 1][1]), pack_bf16x2(acc[i][j + 1][2], acc[i][j + 1][3])});
       __syncwarp();
 #pragma unroll
       for (int r = 0; r < 16; r += ROWS) {
-        ptx::st_global_v4(target, ptx::ld_shared_v4(tile + chunk_offset<ROW_BYTES_C, true>(r + lane / CHUNKS, lane % CHUNKS)));
+        ptx::st_global_v4(target, ptx::ld_shared_v4(part + chunk_offset<ROW_BYTES_C, true>(r + lane / CHUNKS, lane % CHUNKS)));
         target += 2ull * ROWS * n;
       }
       __syncwarp();
     }
   }
-
-  // Grouped raster: GROUP_M rows of tiles are walked column by column, so that CTAs in flight share A and B in L2.
-  static __device__ __forceinline__ void tile_of(unsigned block, unsigned tiles_m, unsigned tiles_n, unsigned& m0,
-                                                 unsigned& n0) {
-    const unsigned group = block / (GROUP_M * tiles_n), first = group * GROUP_M;
-    const unsigned height = min(tiles_m - first, GROUP_M), within = block % (GROUP_M * tiles_n);
-    m0 = (first + within % height) * BM;
-    n0 = within / height * BN;
-  }
-
-  static __device__ __forceinline__ void wait(unsigned long long& barrier, unsigned parity) { wait_full(barrier, parity); }
 };
 
 using Variant = GemmTuned<VARIANT_STAGES, bool(VARIANT_PRODUCER_WARP), bool(VARIANT_DOUBLE_BUFFER), bool(VARIANT_PERSISTENT),
@@ -273,5 +267,6 @@ using Variant = GemmTuned<VARIANT_STAGES, bool(VARIANT_PRODUCER_WARP), bool(VARI
 extern "C" __global__ void __launch_bounds__(32 * (WARPS + PRODUCER_WARPS), CTAS_PER_SM)
     gemm_tuned(const __grid_constant__ Variant::Source a, const __grid_constant__ Variant::Source b, ptx::u32* c, unsigned m,
                unsigned n, unsigned k) {
-  Variant::run(a, b, c, m, n, k);
+  extern __shared__ __align__(1024) unsigned char bytes[];
+  Variant{*reinterpret_cast<Variant::Smem*>(bytes), a, b, c, m, n, k}.run();
 }
