@@ -1,12 +1,13 @@
 """Tables say what the data says: cells, one conclusion, one line of provenance, and nothing where nothing is known."""
 
+import dataclasses
 import json
 import re
 
 import pandas as pd
 import pytest
 
-from rungs import aggregate, tables, variants
+from rungs import aggregate, schemas, tables, variants
 from rungs.errors import RungsError
 from synthetic import ARCH, World, write_set
 
@@ -147,7 +148,7 @@ def test_steps_are_rows_and_name_what_changes(source):
     assert [r[0] for r in large[1:]] == [step.label for step in LADDER.steps]
     assert row_of(large, "B3>B5")[1] == "cp.async 16 B > TMA"
     assert row_of(small, "B5>B6")[2] == "time limit"
-    assert re.fullmatch(r"\+12\.\d % ±0\.\d faster", row_of(large, "B2>B3")[3])
+    assert re.fullmatch(r"\+1[12]\.\d % ±0\.\d faster", row_of(large, "B2>B3")[3])
 
 
 def test_the_steps_conclude_with_most_and_least_and_the_trend_along_the_path(source):
@@ -271,6 +272,107 @@ def test_a_single_gap_keeps_its_word_beside_counted_cells(source):
     assert shown["TMA loads"] == "not on this chip"
 
 
+A = EXPERIMENT.ladders["A"]
+COST = {
+    "A1": (50.0e6, 0.0, 200.0e6),
+    "A2": (50.0e6, 0.0, 50.0e6),
+    "A2v": (12.5e6, 0.0, 50.0e6),
+    "A3": (79e3, 12.5e6, 50.0e6),
+    "A3t": (0.0, 12.5e6, 50.0e6),
+}
+"""Rung -> LDS, ldmatrix and wavefronts of reads; those of A3's LDS are none."""
+
+
+@pytest.fixture(scope="module")
+def reads(tmp_path_factory):
+    """Ladder A at a profiled shape, with counters whose sums are known."""
+    folder = tmp_path_factory.mktemp("reads") / "h200"
+    make(folder, World(shapes=[SHAPES[3]], variants=list(COST), effects={"read": {0: -20.0, 2: -5.0}}))
+    frame = aggregate.read_data(folder, "gemm")["counters"]
+    rows = []
+    for rung, (lds, ldsm, wavefronts) in COST.items():
+        base = frame[frame["variant"] == name_of(rung)].iloc[0].to_dict()
+        counters = {
+            tables.LDS: lds,
+            tables.LDSM: ldsm,
+            f"{tables.WAVEFRONTS}ld.sum": 0.0 if ldsm else wavefronts,
+            f"{tables.WAVEFRONTS}ldsm.sum": wavefronts if ldsm else 0.0,
+            f"{tables.WAVEFRONTS}st.sum": 1.0e6,
+            f"{tables.WAVEFRONTS}ldgsts.sum": 32.0e6,
+        }
+        rows += [{**base, "metric": metric, "want": metric, "value": value} for metric, value in counters.items()]
+    schemas.write_csv("counters", pd.DataFrame(rows), folder / "data" / "gemm" / "counters.csv")
+    return folder
+
+
+def test_cost_puts_instructions_wavefronts_and_the_sweeps_time_side_by_side(reads):
+    source = tables.read_source(reads, "gemm")
+    text = tables.cost_tables(source, A)
+    (grid,) = grids(text)
+    assert grid[0][2:] == [
+        "read instructions",
+        "read wavefronts",
+        "per instruction",
+        "write wavefronts",
+        "time, µs",
+        "TFLOP/s",
+        "share of torch.matmul",
+    ]
+    assert row_of(grid, "A1")[:6] == ["A1", "ld.shared, K x N", "50 M LDS", "200 M", "4.00", "33 M"]
+    assert row_of(grid, "A2")[2:5] == ["50 M LDS", "50 M", "1.00"]
+    assert row_of(grid, "A3")[2:5] == ["12.5 M ldmatrix", "50 M", "4.00"], "LDS without a wavefront read nothing"
+    shapes = aggregate.read_data(reads, "gemm")["shapes"].set_index("variant")
+    for rung in COST:
+        row = shapes.loc[name_of(rung)]
+        assert row_of(grid, rung)[6:] == [f"{row.time_us:.4g}", f"{row.tflops:.1f}", f"{row.share_percent:.1f} %"]
+    assert text.count("The same in all rungs:") == 1
+    page = tables.render_experiment(reads, "gemm")
+    assert "### What reads cost on ladder A" in page and text in page
+
+
+def test_cost_concludes_with_what_each_step_saves(reads):
+    source = tables.read_source(reads, "gemm")
+    (sentence,) = sentences(tables.cost_tables(source, A))
+    gain = {row["step"]: row["gain_percent"] for row in source.rows("steps")}
+    time = {step: 100 * (1 / (1 + percent / 100) - 1) for step, percent in gain.items()}
+    assert sentence.startswith(
+        "At 4096x4096x4096 A1>A2, K x N > N x K, has as many read instructions, 75.0 % fewer read wavefronts and "
+    )
+    assert (
+        "A2>A3, ld.shared > ldmatrix, has 75.0 % fewer read instructions, as many read wavefronts and"
+        f" {-time['A2>A3']:.1f} % less time" in sentence
+    )
+    assert sentence.index("A2>A3") < sentence.index("A2>A2v"), "the path comes first"
+    assert "A1>A3t, ld.shared > ldmatrix, has 75.0 % fewer read instructions, 75.0 % fewer read wavefronts" in sentence
+    assert sentence.endswith("; A3t>A3 leaves its reads as they are.")
+
+
+def test_the_time_of_a_cost_table_is_never_ncus(reads):
+    frame = aggregate.read_data(reads, "gemm")["counters"]
+    row = frame.iloc[0].to_dict() | {"metric": "gpu__time_duration.sum", "want": "kernel time", "value": 123456.0}
+    before = tables.cost_tables(tables.read_source(reads, "gemm"), A)
+    source = tables.read_source(reads, "gemm")
+    more = pd.concat([frame, pd.DataFrame([row])], ignore_index=True)
+    assert tables.cost_tables(dataclasses.replace(source, data={**source.data, "counters": more}), A) == before
+
+
+def test_a_cost_that_lacks_a_counter_or_a_time_says_so(reads):
+    source = tables.read_source(reads, "gemm")
+    counters, shapes = source.data["counters"], source.data["shapes"].copy()
+    counters = counters[~((counters["variant"] == name_of("A2")) & (counters["metric"] == tables.LDSM))]
+    shapes.loc[shapes["variant"] == name_of("A1"), ["time_us", "tflops", "share_percent"]] = None
+    shapes.loc[shapes["variant"] == name_of("A1"), "status"] = "time limit"
+    data = {**source.data, "counters": counters, "shapes": shapes[shapes["variant"] != name_of("A3")]}
+    text = tables.cost_tables(dataclasses.replace(source, data=data), A)
+    (grid,) = grids(text)
+    assert row_of(grid, "A2")[2:6] == ["not counted"] * 4
+    assert row_of(grid, "A1")[6:] == ["time limit"] * 3
+    assert row_of(grid, "A3")[6:] == ["not timed"] * 3
+    assert "A2>A3" not in text.split("**")[1]
+    none = {**source.data, "counters": counters[counters["metric"] != tables.LDS]}
+    assert tables.cost_tables(dataclasses.replace(source, data=none), A) == ""
+
+
 def test_what_is_missing_is_listed_with_its_reason(source):
     assert grids(tables.gap_table(source))[0][1:] == [
         ["B6", name_of("B6"), "sweep", "512x512x256", "time limit", "It never ended."]
@@ -391,11 +493,13 @@ def test_tables_are_written_whole_and_the_same_twice(results):
 
 def test_blocks_hold_the_tables_of_each_ladder(results, source):
     blocks = tables.readme_blocks(results, "gemm")
-    assert set(blocks) == {f"gemm:{kind}:B" for kind in ("answer", "ladder", "steps", "evidence", "ncu", "figures")} | {
-        "gemm:floor"
-    }
+    kinds = ("answer", "ladder", "steps", "evidence", "ncu", "cost", "figures", "waterfall")
+    assert set(blocks) == {f"gemm:{kind}:B" for kind in kinds} | {"gemm:floor"}
     assert blocks["gemm:steps:B"] == tables.step_tables(source, LADDER)
-    assert blocks["gemm:figures:B"].count(".svg") == 2
+    assert blocks["gemm:figures:B"].count(".svg") == 3
+    assert blocks["gemm:waterfall:B"].count(".svg") == 1
+    assert tables.answer(source, LADDER) in blocks["gemm:waterfall:B"]
+    assert blocks["gemm:cost:B"] == "No rung of ladder B has counters of its reads."
     assert re.fullmatch(
         r"\*\*At 4096x4096x4096 on an NVIDIA H200: cp\.async 16 B instead of ld\.global\.v4 \+ st\.shared\.v4 [+-][\d.]+ %"
         r" ±[\d.]+ \(\w+\), TMA instead of cp\.async 16 B .*, 3 stages instead of 2 stages .*; together [+-][\d.]+ %, to"

@@ -176,14 +176,15 @@ def read_recording(kind: str, path: Path, variant: str) -> Recording:
         raise RungsError(
             f"{path} was edited or cut after it was measured (its SHA-256 is not that in {manifest_path.name}): {AGAIN}."
         )
+    if manifest["variant"] != variant:
+        raise RungsError(f"{path} was measured with {manifest['variant']}, not {variant} as its name says: {AGAIN}.")
     frame = schemas.read_csv(kind, path)
-    for column, expected in (("run_id", manifest.get("run_id")), ("variant", variant)):
-        odd = frame.index[frame[column] != expected]
-        if len(odd):
-            raise RungsError(
-                f"{path}, row {odd[0] + 2}: {column} is {frame[column][odd[0]]}, not {expected}"
-                f" as {'its manifest' if column == 'run_id' else 'its name'} says: {AGAIN}."
-            )
+    odd = frame.index[frame["run_id"] != manifest.get("run_id")]
+    if len(odd):
+        raise RungsError(
+            f"{path}, row {odd[0] + 2}: run_id is {frame['run_id'][odd[0]]}, not {manifest.get('run_id')} as its manifest"
+            f" says: {AGAIN}."
+        )
     return Recording(path, manifest, frame)
 
 
@@ -793,12 +794,18 @@ def read_data(results: Path, experiment_name: str) -> dict[str, pd.DataFrame]:
 
 
 def measured_ladders(experiment: Experiment, shapes: pd.DataFrame) -> list[Ladder]:
-    """Ladders of which the set was asked for two rungs or more: one rung alone (S3 is B3) is no ladder."""
+    """Ladders of which the set was asked for two rungs or more: one rung alone (S3 is B3) is no ladder.
+
+    Nor are two that stand on a ladder that is there whole (A3t and A3 are S1 and S3).
+    """
     asked = set(shapes["variant"])
+    rungs = {name: {variant.name for variant in ladder.rungs.values()} for name, ladder in experiment.ladders.items()}
+    whole = [names for names in rungs.values() if names <= asked]
     return [
         ladder
-        for ladder in experiment.ladders.values()
-        if sum(variant.name in asked for variant in ladder.rungs.values()) > 1
+        for name, ladder in experiment.ladders.items()
+        if len(there := rungs[name] & asked) > 1
+        and (there == rungs[name] or not any(there <= names for names in whole))
     ]
 
 
