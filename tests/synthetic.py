@@ -226,7 +226,7 @@ def write_sweep(results: Path, world: World, variant: Variant, job: int = 0) -> 
     rng = np.random.default_rng(int(seed[:8], 16))
     run_id = seed[:8]
     frames = [_shape(world, variant, shape, arms, rng, job) for shape in world.all_shapes()]
-    frame = pd.concat(frames, ignore_index=True).assign(run_id=run_id, experiment="gemm", variant=variant.name)
+    frame = pd.concat(frames, ignore_index=True).assign(run_id=run_id)
     folder = results / "csv" / ("floor" if job else "sweep") / "gemm"
     path = folder / (f"{job}.csv" if job else f"{variant.name}.csv")
     schemas.write_csv("sweep", frame, path)

@@ -432,7 +432,7 @@ def test_rows_of_another_run_are_refused(results):
 def test_a_csv_under_another_variants_name_is_refused(results):
     for suffix in (".csv", ".json"):
         shutil.copy(sweep(results, "B2").with_suffix(suffix), sweep(results, "B3").with_suffix(suffix))
-    assert f"variant is {name_of('B2')}, not {name_of('B3')}" in refusal(results)
+    assert f"was measured with {name_of('B2')}, not {name_of('B3')}" in refusal(results)
 
 
 @pytest.mark.parametrize(

@@ -308,9 +308,7 @@ def supervise(
         with clock.exclusive(gpu.uuid):
             job["started"] = time.monotonic()
             parts, session = _collect(job, time_limit_s)
-    rows = [
-        row for shape, part in zip(shapes, parts, strict=True) for row in _rows(run_id, experiment, rung, shape, part)
-    ]
+    rows = [row for shape, part in zip(shapes, parts, strict=True) for row in _rows(run_id, rung, shape, part)]
     manifest: dict[str, Any] = {
         "kind": "sweep",
         "run_id": run_id,
@@ -416,12 +414,8 @@ def _run_once(folder: Path, paths: Sequence[Path], time_limit_s: float) -> tuple
     return "crashed", reason
 
 
-def _rows(
-    run_id: str, experiment: Experiment, rung: Variant, shape: tuple[int, int, int], part: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    common = {"run_id": run_id, "experiment": experiment.name, "variant": rung.name} | dict(
-        zip("mnk", shape, strict=True)
-    )
+def _rows(run_id: str, rung: Variant, shape: tuple[int, int, int], part: Mapping[str, Any]) -> list[dict[str, Any]]:
+    common = {"run_id": run_id} | dict(zip("mnk", shape, strict=True))
     if part["status"] != "ok":
         empty = {"time_us": None, "sm_mhz": None, "throttle": "", "power_w": None, "temp_c": None}
         where = {"round": 0, "arm": rung.name, "order": 0, "launches": 0}

@@ -157,12 +157,24 @@ def resolve(config: Mapping[str, Any]) -> Run:
         )
     if arch == "auto":
         arch = arch_of(gpu) if gpu else DEFAULT_ARCH
+    notes = []
+    for name, experiment in list(experiments.items()):
+        if experiment.architectures and arch not in experiment.architectures:
+            notes.append(f"rungs: {name} needs one of {', '.join(experiment.architectures)}, so on {arch} it is left out.")
+            del experiments[name]
+        elif ladders is not None and not set(experiment.ladders) & set(ladders):
+            del experiments[name]
+    if not experiments:
+        raise RungsError(
+            f"config: nothing is left to do on {arch}, since {' and '.join(wanted['experiments'])}"
+            f" need{'s' if len(wanted['experiments']) == 1 else ''} another architecture or has none of the chosen ladders:"
+            " choose other experiments or ladders."
+        )
     recorded = tuple(name for name in wanted["recorded"] if (Path("results/recorded") / name).is_dir())
     for name in recorded:  # before anything is planned: what is wrong with a set is one sentence
         for experiment in recorded_experiments(f"recorded/{name}"):
             load_experiment(experiment)
         recorded_arch(f"recorded/{name}")
-    notes = []
     if not gpu:
         what = "No GPU is used" if wanted["device"] == EMULATOR else "There is no GPU here"
         notes.append(
