@@ -19,7 +19,7 @@ def a_a(results: Path, experiment: str) -> pd.DataFrame:
     found: dict[tuple[int, ...], list[float]] = {}
     for path in sorted((results / "csv" / "floor" / experiment).glob("*.csv")):
         frame = schemas.read_csv("sweep", path)
-        variant = frame["variant"].iloc[0]
+        variant = schemas.read_manifest(path.with_suffix(".json"))["variant"]
         for shape, rows in frame[frame["status"] == "ok"].groupby(["m", "n", "k"]):
             times = rows.pivot(index="round", columns="arm", values="time_us").dropna()
             found.setdefault(shape, []).append(100 * float(np.median(np.log(times[TWIN] / times[variant]))))
