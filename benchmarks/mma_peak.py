@@ -8,11 +8,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "workflow"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow"))
 
 from rungs import clock, gpu, launcher
 
+SOURCE = Path(__file__).with_suffix(".cu")
 FLOP = 2 * 16 * 8 * 16
 WARPS, MMA_PER_ITERATION, ITERATIONS, LAUNCHES = 8, 32, 20_000, 5
 
@@ -24,7 +24,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "mma_peak.cubin"
         subprocess.run(
-            ["nvcc", "-std=c++20", "-cubin", f"-arch={chosen.arch}", HERE / "mma_peak.cu", "-o", cubin], check=True
+            ["nvcc", "-std=c++20", "-cubin", f"-arch={chosen.arch}", SOURCE, "-o", cubin], check=True
         )
         session = gpu.Session(chosen.uuid)
         _library, function = launcher.load_function(cubin, "mma_peak")
