@@ -150,14 +150,13 @@ def _effect_table(source: Source, pairs: Sequence[effects.Pair], size: Size, spa
         cells = [_cell(row, spans, old) for row in here]
         body.append([pair.factor.name, pair.title, contexts, *cells])
     shown = [row for pair in pairs for k in depths if (row := rows.get((pair.factor.name, pair.label, k)))]
-    reasons = dict.fromkeys(row["reason"] for row in shown if row["reason"])
-    notes = (
-        [f"{FEWER} {' '.join(reasons)}"]
-        if any(row["lost"] for row in shown)
-        else [" ".join(reasons)]
-        if reasons
-        else []
-    )
+    notes = []
+    for mark, rows_of in (
+        (f"{FEWER} ", [row for row in shown if row["lost"]]),
+        ("", [r for r in shown if not r["lost"]]),
+    ):
+        if reasons := " ".join(dict.fromkeys(row["reason"] for row in rows_of if row["reason"])):
+            notes.append(f"{mark}{reasons}")
     names = list(dict.fromkeys(variant.name for pair in pairs for both in pair.contexts for variant in both))
     used = [row for row in source.rows("corners") if (row["m"], row["n"]) == size and row["variant"] in set(names)]
     what = (

@@ -150,9 +150,7 @@ def plot_effect(
         if pair.factor.name == factor:
             here = frame[(frame["source_level"] == pair.source) & (frame["target_level"] == pair.target)]
             panels.append(_effect_panel(pair, here, stale))
-    title = (
-        f"{experiment.name}: what {experiment.factors[factor].title} is worth over all other factors, on {facts.gpu}"
-    )
+    title = f"{experiment.name}: effect of {factor} ({experiment.factors[factor].title}) on {facts.gpu}"
     figure = _maps(panels, title, cell=(1.08, 0.5))
     note = "mean over the contexts, beneath it their smallest and largest gain"
     if frame["lost"].sum():
