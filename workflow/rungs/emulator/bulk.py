@@ -23,7 +23,7 @@ CHUNK = 16
 SWIZZLE_BITS = {"none": 0, "32B": 1, "64B": 3, "128B": 7}
 
 
-@dataclass
+@dataclass(eq=False)
 class Load:
     """A copy into shared memory of some CTAs, of which `bytes` each complete on `barrier` in `phase`."""
 
@@ -49,7 +49,7 @@ class Load:
         self.barrier.settle(batch)
 
 
-@dataclass
+@dataclass(eq=False)
 class Store:
     """A copy out of shared memory. `group` is the bulk group of the thread that issued it."""
 
@@ -156,7 +156,7 @@ def _gather(batch: Batch, map: TensorMap, starts: Array, ins: Instruction) -> Ar
 # ---- operands --------------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False)
 class Issue:
     """The threads that issue a copy: their CTA and warp, and per thread what `read` finds."""
 

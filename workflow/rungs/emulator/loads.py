@@ -15,7 +15,7 @@ from rungs.emulator.parser import Immediate, Instruction
 from rungs.emulator.state import DTYPES, LANES, Array, Decoder, Mask, Step, Unit, items, remember, uniform
 
 
-@dataclass
+@dataclass(eq=False)
 class Place:
     """Where an access of a whole unit goes. `addresses` is (CTAs or 1, warps, lanes), `rows` indexes the memory's items.
 
@@ -290,7 +290,7 @@ def _matrix(decoder: Decoder, ins: Instruction) -> Step:
 # ---- cp.async --------------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False)
 class Copy:
     """A cp.async of a unit's threads that has been issued and has not landed. `group` is each thread's commit group."""
 

@@ -277,12 +277,17 @@ def _deliver(batch: Batch) -> bool:
 
 
 def _deadlock(batch: Batch, kernel: Kernel) -> EmulationError:
+    """What the first of the held threads wait for, and where others are held."""
+    held = []
     for unit in batch.units:
         for group in unit.groups:
-            everyone = unit.everyone(group.mask)
-            cta, warp = (int(i[0]) for i in np.nonzero(everyone.any(axis=2)))
-            return kernel.code[group.pc].error(
-                f"holds warp {unit.first + warp} of CTA {tuple(map(int, batch.ids[cta]))} for ever at"
-                f" {group.waits.state(cta)}, where everything waited for was expected to come"
-            )
-    raise AssertionError("a deadlock without threads")
+            cta, warp = (int(i[0]) for i in np.nonzero(unit.everyone(group.mask).any(axis=2)))
+            held.append((kernel.code[group.pc], unit.first + warp, cta, group.waits.state(cta)))
+    ins, warp, cta, state = held[0]
+    others = {
+        other.line: f"warp {w} at PTX line {other.line} by {what}" for other, w, _, what in held[1:] if other is not ins
+    }
+    return ins.error(
+        f"holds warp {warp} of CTA {tuple(map(int, batch.ids[cta]))} for ever at {state}, where everything waited for was"
+        f" expected to come{''.join(f'; held too is {each}' for each in list(others.values())[:3])}"
+    )

@@ -61,7 +61,13 @@ def inputs(problem: tuple[int, int, int], fill: str, seed: int) -> tuple[Array, 
 
 
 def prepare(
-    experiment: Experiment, variant: Variant, arch: str, problem: tuple[int, int, int], fill: str, seed: int
+    experiment: Experiment,
+    variant: Variant,
+    arch: str,
+    problem: tuple[int, int, int],
+    fill: str,
+    seed: int,
+    sms: int | None = None,
 ) -> tuple[GlobalMemory, plans.Plan, Array]:
     """The operands in memory, the launch, and the result that is expected, in float32."""
     a, b = inputs(problem, fill, seed)
@@ -72,7 +78,7 @@ def prepare(
         "b": memory.put("b", b if by_k else np.ascontiguousarray(b.T)),
         "c": memory.reserve("c", problem[:2], np.uint16),
     }
-    launched = plans.plan(experiment, variant, load_device(arch), problem, addresses)
+    launched = plans.plan(experiment, variant, load_device(arch), problem, addresses, sms)
     return memory, launched, widen_bf16(a) @ widen_bf16(b).T
 
 
@@ -83,6 +89,7 @@ def emulate_gemm(
     ptx: Path,
     problem: tuple[int, int, int],
     *,
+    sms: int | None = None,
     schedule: str = "cta",
     delivery: str = "late",
     race: bool = False,
@@ -92,10 +99,10 @@ def emulate_gemm(
 ) -> Outcome:
     """Run a variant's PTX on the problem (M, N, K) and compare with numpy.
 
-    With `ctas` only those run, and only what they write is compared. What stops the kernel becomes the outcome's `failure`. Raises
+    `sms` is how many the GPU has, for kernels with a CTA for each. With `ctas` only those run, and only what they write is compared. What stops the kernel becomes the outcome's `failure`. Raises
     Refused for a launch that the plan or the driver refuses.
     """
-    memory, launched, expected = prepare(experiment, variant, arch, problem, fill, seed)
+    memory, launched, expected = prepare(experiment, variant, arch, problem, fill, seed, sms)
     ran = list(range(launched.grid[0])) if ctas is None else sorted(set(ctas))
     try:
         result = launch.run(

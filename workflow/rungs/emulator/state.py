@@ -53,7 +53,7 @@ class Finding:
     sources: tuple[str, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class ThreadGroup:
     """Threads of a unit that stand at the same instruction. `waits` names the barrier they are held by."""
 
@@ -62,7 +62,7 @@ class ThreadGroup:
     waits: Any = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Unit:
     """Warps that run in lockstep while they agree: a CTA, the warps that left it for a loop of their own, or one warp."""
 
@@ -107,7 +107,7 @@ class Unit:
         return self.warps if mask is None else mask.any(axis=2).sum(axis=1)
 
 
-@dataclass
+@dataclass(eq=False)
 class Batch:
     """CTAs that execute together, with their memory and what synchronises them. `ids` are their (x, y, z) in the grid."""
 

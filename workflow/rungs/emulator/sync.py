@@ -20,7 +20,7 @@ TX_LIMIT = (1 << 20) - 1
 # ---- bar.sync and bar.arrive -----------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False)
 class Barrier:
     """A named barrier of each CTA: `arrived` and `needed` threads. It counts whole warps, as the hardware does."""
 
@@ -51,6 +51,9 @@ class Barrier:
 
 def _bar(decoder: Decoder, ins: Instruction) -> Step:
     kinds = [m for m in ins.modifiers if m not in ("cta", "aligned")]
+    if kinds == ["warp", "sync"]:
+        _members(decoder, ins.operands[0], ins)
+        return _nothing(decoder, ins)
     if kinds not in (["sync"], ["arrive"]):
         raise ins.error("is a barrier that the emulator lacks")
     waits = kinds == ["sync"]
@@ -99,7 +102,7 @@ def _bar(decoder: Decoder, ins: Instruction) -> Step:
 # ---- mbarrier --------------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False)
 class Mbarrier:
     """An mbarrier of each CTA, by its address: arrivals expected a phase and still missing, bytes expected, phases done.
 
