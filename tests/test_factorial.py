@@ -185,7 +185,7 @@ def test_files_are_the_same_bytes_twice_and_the_index_leads_there(results, tmp_p
 
 
 def test_blocks_are_the_overview_the_corners_and_each_factor(results, source):
-    blocks = factorial.blocks(results, "gemm", "figures/gemm")
+    blocks = factorial.blocks(results, "gemm")
     assert set(blocks) == {"gemm:factorial", "gemm:corners", *(f"gemm:effect:{name}" for name in EXPERIMENT.factors)}
     assert len(grids(blocks["gemm:factorial"])) == 1, "the largest M = N alone"
     assert blocks["gemm:corners"] == factorial.corner_table(source)

@@ -18,6 +18,7 @@ from rungs.tables import (
     count_text,
     coverage_table,
     digits_of,
+    figures_of,
     gain_text,
     signed,
     size_text,
@@ -62,12 +63,10 @@ def overview(results: Path, experiment: str | Experiment, stale: Mapping[str, st
     return "\n\n".join([missing(source), effect_tables(source, largest=True)])
 
 
-def blocks(
-    results: Path, experiment: str | Experiment, figures: str, stale: Mapping[str, str] | None = None
-) -> dict[str, str]:
+def blocks(results: Path, experiment: str | Experiment, stale: Mapping[str, str] | None = None) -> dict[str, str]:
     """Block name -> Markdown for the README: `<experiment>:factorial`, `:corners` and `:effect:<factor>`."""
     source = read_source(results, experiment, stale)
-    name = source.experiment.name
+    name, figures = source.experiment.name, figures_of(source)
     found = {f"{name}:factorial": overview(results, experiment, stale), f"{name}:corners": corner_table(source)}
     return found | {
         f"{name}:effect:{factor}": factor_block(source, factor, figures) for factor in source.experiment.factors

@@ -20,6 +20,8 @@ RECORDED = Path("results/recorded")
 SCHEMA_OF = {"sweep": "sweep", "floor": "sweep", "profile": "profile"}
 """Kind of a measuring job -> schema of its CSV; the schema `floor` is that of the data made from these."""
 KINDS = tuple(SCHEMA_OF)
+COLD = "-cold"
+"""End of the name of a set that was measured with cold caches."""
 
 
 # ---- staleness -------------------------------------------------------------------------------------------------------
@@ -113,7 +115,7 @@ def record(results: Path, experiment_name: str) -> None:
     Raises RungsError, and copies nothing, where a CSV is not the one of its manifest, a result failed or is stale, or the
     set is a quick one.
     """
-    from rungs import aggregate
+    from rungs import aggregate, effects
 
     experiment = load_experiment(experiment_name)
     if "-quick" in results.name:
@@ -162,6 +164,8 @@ def record(results: Path, experiment_name: str) -> None:
             f" remove {target} first."
         )
     aggregate.aggregate(results, experiment, arch, variants)  # what no table can be made from is not published
+    if {variant.name for variant in experiment.off_ladder()} & set(variants) and experiment.factorial:
+        effects.effects(results, experiment, arch)
     for path in files:
         with whole(target / path.relative_to(results)) as temporary:
             shutil.copyfile(path, temporary)
@@ -233,36 +237,58 @@ def _sets_behind(table: Path, name: str) -> list[tuple[Path, Experiment]]:
             raise RungsError(
                 f"{table} is not under results/ of this folder: run `trace` from the checkout that made it."
             )
-        return [(results, load_experiment(table.stem))]
+        return [(results, load_experiment(_experiment_of(table)))]
     inside = table.resolve().parent
     candidates = [inside] if (inside / "csv").is_dir() else recorded_sets()
     found = []
     for results in candidates:
         for experiment_name in experiment_names():
             experiment = load_experiment(experiment_name)
-            if (results / "csv" / "sweep" / experiment_name / f"{_target(experiment, name)}.csv").is_file():
+            folder = results / "csv" / "sweep" / experiment_name
+            if name in experiment.factors:
+                there = (results / "data" / experiment_name / "effects.csv").is_file()
+            else:
+                there = (target := _target(experiment, name)) is not None and (folder / f"{target}.csv").is_file()
+            if there:
                 found.append((results, experiment))
     if not found:
         raise RungsError(f"No recorded set has {name}: `python -m rungs status` lists what is recorded.")
     return found
 
 
-def _target(experiment: Experiment, name: str) -> str:
-    return experiment.variant(name.split(">")[-1]).name
+FACTORIAL = "_factorial"
+"""End of the name of a factorial's page: `md/gemm_factorial.md`."""
+
+
+def _experiment_of(page: Path) -> str:
+    stem = page.stem
+    return stem if stem in experiment_names() else stem.removesuffix(FACTORIAL)
+
+
+def _target(experiment: Experiment, name: str) -> str | None:
+    """The variant that a rung, a step or a variant's name leads to; None where the experiment has no such name."""
+    try:
+        return experiment.variant(name.split(">")[-1]).name
+    except RungsError:
+        return None
 
 
 def chain(
     results: Path, experiment: Experiment, table: Path, name: str, shape: tuple[int, ...] | None
 ) -> Iterator[Link]:
-    """Table -> data -> rounds -> binary -> source -> clock -> GPU, each link verified where it can be."""
-    target = _target(experiment, name)
+    """Table -> data -> rounds -> binary -> source -> clock -> GPU, each link verified where it can be.
+
+    A factor's effects come from the rounds of every variant, which is one link: they are made again. Raises RungsError for
+    a name that the experiment has not.
+    """
+    target = "" if name in experiment.factors else experiment.variant(name.split(">")[-1]).name
     text = table.read_text(encoding="utf-8")
     shown = re.search(rf"(?<![A-Za-z0-9_>]){re.escape(name)}(?![A-Za-z0-9_>])", text) is not None
     yield Link(f"{table} {'shows' if shown else 'does not show'} {name}", shown)
     current = _rendered(results, experiment, table) == text
     yield Link(f"{table} is {'' if current else 'not '}what its data give", current)
     yield from _data_links(results, experiment, name, target, shape)
-    for kind in ("sweep", "profile"):
+    for kind in ("sweep", "profile") if target else ():
         path = results / "csv" / kind / experiment.name / f"{target}.csv"
         if path.is_file():
             yield from _csv_links(results, kind, path, shape)
@@ -272,22 +298,31 @@ def chain(
 
 def _rendered(results: Path, experiment: Experiment, table: Path) -> str:
     """The table made again: an experiment's page, a set's page or the root README."""
-    from rungs import tables
+    from rungs import factorial, tables
 
     if table.parent.name == "md":
-        return tables.render_experiment(results, experiment, stale(results, [experiment.name]))
+        render = tables.render_experiment if table.stem == experiment.name else factorial.render
+        return render(results, experiment, stale(results, [experiment.name]))
     if (table.resolve().parent / "csv").is_dir():
-        names = sorted(path.stem for path in (results / "md").glob("*.md"))
-        return tables.render_set(results, names, stale(results))
+        pages = sorted(path.stem for path in (results / "md").glob("*.md"))
+        names = [page for page in pages if page in experiment_names()]
+        whole = [name for name in names if f"{name}{FACTORIAL}" in pages]
+        return tables.render_set(results, names, stale(results), whole)
     return _readme()[1]
 
 
 def _data_links(
     results: Path, experiment: Experiment, name: str, target: str, shape: tuple[int, ...] | None
 ) -> Iterator[Link]:
-    from rungs import aggregate
+    from rungs import aggregate, effects
 
-    kind, column, value = ("steps", "step", name) if ">" in name else ("shapes", "variant", target)
+    alone = bool(target) and ">" not in name and not experiment.rung_names(experiment.variant(target))
+    if not target:
+        kind, column, value = "effects", "factor", name
+    elif ">" in name:
+        kind, column, value = "steps", "step", name
+    else:
+        kind, column, value = "corners" if alone else "shapes", "variant", target
     path = results / "data" / experiment.name / f"{kind}.csv"
     frame = schemas.read_csv(kind, path)
     rows = frame[frame[column] == value]
@@ -303,9 +338,13 @@ def _data_links(
         )
     yield Link(f"{path}: {len(rows)} rows of {value}", True)
     results_set = results.resolve().relative_to(Path("results").resolve()).as_posix()
-    variants = settings.recorded_rungs(results_set, experiment.name)
+    arch = settings.recorded_arch(results_set)
     try:
-        remade = aggregate.aggregate(results, experiment, settings.recorded_arch(results_set), variants)[kind]
+        if kind in effects.FRAMES:
+            remade = effects.effects(results, experiment, arch)[kind]
+        else:
+            variants = settings.recorded_rungs(results_set, experiment.name)
+            remade = aggregate.aggregate(results, experiment, arch, variants)[kind]
     except RungsError as error:  # a file that was changed by hand is a link that does not hold
         yield Link(f"  not made again: {error}", False)
         return
@@ -320,7 +359,10 @@ def _data_links(
     )
     for row in rows.to_dict("records"):
         where = f"{row['m']}x{row['n']}x{row['k']}"
-        if kind == "steps":
+        if kind == "effects" and row["gain_percent"] == row["gain_percent"]:
+            levels = f"{row['source_level']}>{row['target_level']} over {row['contexts']} contexts"
+            yield Link(f"  {where}: {levels} {row['gain_percent']:+.2f} %, {row['verdict']}")
+        elif kind == "steps":
             yield Link(
                 f"  {where}: {row['gain_percent']:+.2f} % [{row['low_percent']:.2f}, {row['high_percent']:.2f}], {row['verdict']}"
                 if row["status"] == "ok"
@@ -433,7 +475,7 @@ def readme_note() -> str:
 
 def _readme() -> tuple[str, str]:
     """The root README as it is, and with its blocks made from the recorded sets."""
-    from rungs import tables
+    from rungs import factorial, tables
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     if not recorded_sets():
@@ -441,5 +483,21 @@ def _readme() -> tuple[str, str]:
     blocks: dict[str, str] = {}
     for results, name in recordings():
         made = tables.readme_blocks(results, name, stale(results, [name]))
+        if name in settings.recorded_factorials(results.relative_to("results").as_posix()):
+            made |= factorial.blocks(results, name, stale(results, [name]))
+        if results.name.endswith(COLD) and (hot := results.with_name(results.name.removesuffix(COLD))).is_dir():
+            made |= _cold_blocks(hot, results, name)
         blocks |= {f"{results.name}:{block}": content for block, content in made.items()}
     return text, tables.apply_blocks(text, blocks)
+
+
+def _cold_blocks(hot: Path, cold: Path, name: str) -> dict[str, str]:
+    """`<experiment>:cold:<ladder>` of each ladder of which a cold set and its hot one both have rungs."""
+    from rungs import aggregate, contrast, tables
+
+    if name not in settings.recorded_experiments(hot.relative_to("results").as_posix()):
+        return {}
+    warm, rotated = (tables.read_source(results, name, stale(results, [name])) for results in (hot, cold))
+    known = aggregate.measured_ladders(rotated.experiment, rotated.data["shapes"])
+    both = [ladder for ladder in aggregate.measured_ladders(warm.experiment, warm.data["shapes"]) if ladder in known]
+    return {f"{name}:cold:{ladder.name}": contrast.table(warm, rotated, ladder) for ladder in both}

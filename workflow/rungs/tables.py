@@ -132,7 +132,7 @@ def readme_blocks(
     """
     source = read_source(results, experiment, stale)
     name = source.experiment.name
-    figures = Path(os.path.relpath(results.resolve(), ROOT)).as_posix() + f"/figures/{name}"
+    figures = figures_of(source)
     blocks = {f"{name}:floor": floor_table(source)}
     for ladder in measured_ladders(source.experiment, source.data["shapes"]):
         blocks |= {
@@ -147,6 +147,11 @@ def readme_blocks(
             f"{name}:waterfall:{ladder.name}": waterfall_link(source, ladder, figures),
         }
     return blocks
+
+
+def figures_of(source: Source) -> str:
+    """The folder of an experiment's figures, relative to the checkout."""
+    return Path(os.path.relpath(source.results.resolve(), ROOT)).as_posix() + f"/figures/{source.experiment.name}"
 
 
 MARKER = re.compile(r"<!-- rungs:(?P<name>\S+) (?P<edge>begin|end) -->")
