@@ -188,7 +188,7 @@ def test_a_race_names_both_instructions_and_their_source_lines(tmp_path):
 def test_a_box_wider_than_its_swizzle_is_refused_before_anything_runs(tmp_path):
     experiment = load_experiment("gemm")
     variant = experiment.variant("abl_L2_R1_bl1_s2_sw1")
-    memory, plan, _ = problem.prepare(experiment, variant, ARCH, (128, 128, 64), "integer", 1)
+    memory, plan = problem.prepare(experiment, variant, ARCH, (128, 128, 64), "integer", 1)
     wide = replace(plan, params=(replace(plan.params[0], box=(64, 128)), *plan.params[1:]))
     with pytest.raises(Refused, match="128 bytes, wider than the 64 of a 64B swizzle"):
         launch.run(built(variant.name, ARCH).with_suffix(".ptx"), wide, memory)
@@ -197,7 +197,7 @@ def test_a_box_wider_than_its_swizzle_is_refused_before_anything_runs(tmp_path):
 def test_a_kernel_that_never_ends_is_stopped_with_its_place(tmp_path):
     experiment = load_experiment("gemm")
     variant = experiment.variant("abl_L0_R1_bl1_s1_sw1")
-    memory, plan, _ = problem.prepare(experiment, variant, ARCH, (128, 128, 64), "integer", 1)
+    memory, plan = problem.prepare(experiment, variant, ARCH, (128, 128, 64), "integer", 1)
     path = tmp_path / "endless.ptx"
     path.write_text(re.sub(r"bar\.sync\s+0;", "$ROUND:\nbra $ROUND;", source(variant.name)))
     with pytest.raises(

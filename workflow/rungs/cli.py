@@ -109,7 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     p = verb("tables", _tables, "Markdown tables of a results set")
     p.add_argument("--results", type=Path, required=True)
     p.add_argument("--experiment", help="write its tables")
-    p.add_argument("--factorial", nargs="*", default=[], metavar="EXPERIMENT", help="with --index: factorials that it shows")
+    p.add_argument(
+        "--factorial", nargs="*", default=[], metavar="EXPERIMENT", help="with --index: factorials that it shows"
+    )
     p.add_argument("--index", nargs="+", metavar="EXPERIMENT", help="write the page that leads to the tables of these")
 
     p = verb("factorial", _factorial, "Markdown tables of an experiment's factorial")
@@ -132,6 +134,20 @@ def _parser() -> argparse.ArgumentParser:
         help="may be given several times; default 4096,4096,4096",
     )
     p.add_argument("--device", default="auto", help="a GPU's slug, index or UUID")
+    p.add_argument("--toolchain", choices=("pip", "system"), default="pip")
+
+    p = verb("emulate", _emulate, "run a variant without a GPU: right or wrong, counts, bank conflicts and races")
+    p.add_argument("--variant", required=True, help="a variant's name or a rung (B3)")
+    p.add_argument("--experiment", default="gemm")
+    p.add_argument("--m", type=int, default=512)
+    p.add_argument("--n", type=int, default=512)
+    p.add_argument("--k", type=int, default=1024)
+    p.add_argument("--arch", default="sm_90a")
+    p.add_argument("--ptx", type=Path, help="a PTX file of the variant; built where none is given")
+    p.add_argument("--schedule", choices=("cta", "ascending", "descending", "random"), default="cta")
+    p.add_argument("--delivery", choices=("early", "late"), default="late", help="when asynchronous copies land")
+    p.add_argument("--fill", choices=("integer", "normal"), default="integer")
+    p.add_argument("--race", action="store_true", help="look for races in shared memory")
     p.add_argument("--toolchain", choices=("pip", "system"), default="pip")
 
     p = verb("trace", _trace, "show where a table's number comes from, and verify each hash on the way")
@@ -330,6 +346,25 @@ def _step(a: argparse.Namespace) -> int:
 
     shapes = list(dict.fromkeys(a.shape or [(4096, 4096, 4096)]))
     return step.run(a.experiment, a.source, a.target, shapes, a.device, a.toolchain)
+
+
+def _emulate(a: argparse.Namespace) -> int:
+    from rungs.emulator import verb
+    from rungs.variants import load_experiment
+
+    experiment = load_experiment(a.experiment)
+    return verb.run(
+        experiment,
+        experiment.variant(a.variant),
+        a.arch,
+        (a.m, a.n, a.k),
+        a.ptx,
+        schedule=a.schedule,
+        delivery=a.delivery,
+        race=a.race,
+        fill=a.fill,
+        toolchain=a.toolchain,
+    )
 
 
 def _trace(a: argparse.Namespace) -> int:

@@ -218,17 +218,17 @@ def _collect(result: Result, kernel: Kernel, batches: list[Batch]) -> None:
             batch.partial[number] + sum(warps * full[number] for warps, full in batch.full.items()) for batch in batches
         ]
         numbers = {kind: np.concatenate(executed), "ptx": np.concatenate(executed)}
-        site = {"executed": int(numbers["ptx"].sum())}
-        for what in ("wavefronts", "ideal", "sectors", "lines", "bytes"):
+        for what in ("wavefronts", "ideal", "sectors", "bytes"):
             if any((number, what) in batch.tally.sums for batch in batches):
                 each = [np.broadcast_to(batch.tally.sums.get((number, what), 0), batch.ctas) for batch in batches]
-                value = np.concatenate(each)
-                site[what] = int(value.sum())
-                if kind == "ldgsts" and what in ("wavefronts", "ideal"):
-                    continue
-                numbers[f"{'wavefronts' if what == 'lines' else what}_{kind}"] = value
+                numbers[f"{what}_{kind}"] = np.concatenate(each)
+        if f"ideal_{kind}" in numbers:
+            numbers[f"conflicts_{kind}"] = numbers[f"wavefronts_{kind}"] - numbers.pop(f"ideal_{kind}")
         for name, value in numbers.items():
             per_cta.setdefault(name, []).append(value)
         if kind != "alu":
-            result.sites.append(Site(ins.line, ins.source, ins.name, site))
+            totals = {
+                name.removesuffix(f"_{kind}"): int(value.sum()) for name, value in numbers.items() if name != "ptx"
+            }
+            result.sites.append(Site(ins.line, ins.source, ins.name, totals))
     result.counts.per_cta = {name: np.sum(values, axis=0) for name, values in per_cta.items()}

@@ -47,7 +47,10 @@ def addresses_of(unit: Unit, base: Array, offset: int, mask: Mask, lanes: int = 
 class SharedAccess:
     """Finds the place of an instruction's shared accesses, once for each version of its address register."""
 
-    def __init__(self, ins: Instruction, slot: int, offset: int, size: int, pc: int, lanes: int = LANES) -> None:
+    def __init__(
+        self, ins: Instruction, slot: int, offset: int, size: int, pc: int, lanes: int = LANES, counted: bool = True
+    ) -> None:
+        self.counted = counted
         self.ins, self.slot, self.offset, self.size, self.pc, self.lanes = ins, slot, offset, size, pc, lanes
         self.memo: dict[Any, Any] = {}
 
@@ -60,9 +63,9 @@ class SharedAccess:
             if mask is None:
                 remember(self.memo, key, held)
         place: Place = held[1]
-        tally = unit.batch.tally
-        tally.add(self.pc, "wavefronts", place.waves)
-        tally.add(self.pc, "ideal", place.ideal)
+        if self.counted:
+            unit.batch.tally.add(self.pc, "wavefronts", place.waves)
+            unit.batch.tally.add(self.pc, "ideal", place.ideal)
         return place
 
     def _find(self, unit: Unit, base: Array, mask: Mask) -> Place:
@@ -319,7 +322,7 @@ def _cp_async(decoder: Decoder, ins: Instruction) -> Step:
     if len(ins.operands) > 3 and not any(m.startswith("L2::cache_hint") for m in ins.modifiers):
         reads = decoder.source(ins.operands[3], "u32", ins)
     pc = len(decoder.steps)
-    access = SharedAccess(ins, target, offset, size, pc)
+    access = SharedAccess(ins, target, offset, size, pc, counted=False)
     pattern: dict[str, Any] = {}
 
     def step(unit: Unit, mask: Mask) -> None:
@@ -327,6 +330,8 @@ def _cp_async(decoder: Decoder, ins: Instruction) -> Step:
         offsets = offsets_of(unit, unit.registers[source], source_offset, mask)
         count_sectors(unit, offsets, mask, pc, pattern)
         _count_lines(unit, offsets, place.addresses, size, mask, pc, pattern)
+        moved = size * LANES * unit.warps if mask is None else size * mask.sum(axis=(1, 2))
+        batch.tally.add(pc, "bytes", moved)
         if reads is None:
             values = batch.memory.load(offsets, size, ins)
         else:
@@ -360,7 +365,7 @@ def _count_lines(
     if memo.get("lines_of") is not memo["sectors"]:
         memo["lines_of"] = memo["sectors"]
         memo["lines"] = metrics.distinct(offsets, metrics.LINE, mask).sum(axis=1)
-    unit.batch.tally.add(pc, "lines", memo["lines"])
+    unit.batch.tally.add(pc, "wavefronts", memo["lines"])
 
 
 def _commit(decoder: Decoder, ins: Instruction) -> Step:

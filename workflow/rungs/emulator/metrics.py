@@ -7,6 +7,7 @@ wavefronts as the bank with the most distinct words. Held against ncu's counters
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,6 +45,35 @@ def distinct(addresses: Array, unit: int, active: Array | None = None) -> Array:
 def phases(lanes: int, size: int) -> int:
     """Wavefronts of an access without conflicts."""
     return max(1, lanes * size // (BANKS * BANK_BYTES))
+
+
+NCU = {
+    "smsp__inst_executed_op_ldsm.sum": {"ldsm": 1},
+    "smsp__inst_executed_op_shared_st.sum": {"sts": 1},
+    "smsp__inst_executed_op_shared_stsm.sum": {"stsm": 1},
+    "smsp__inst_executed_op_ldgsts.sum": {"ldgsts": 1},
+    "smsp__inst_executed_op_tma_ld.sum": {"tma_load": 1},
+    "smsp__inst_executed_op_tma_st.sum": {"tma_store": 1},
+    "smsp__inst_executed_pipe_tma.sum": {"tma_load": 1, "tma_store": 1},
+    "sm__inst_executed_pipe_tensor_op_hmma.sum": {"hmma": 1},
+    "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld.sum": {"wavefronts_lds": 1},
+    "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldsm.sum": {"wavefronts_ldsm": 1},
+    "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_st.sum": {"wavefronts_sts": 1},
+    "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldgsts.sum": {"wavefronts_ldgsts": 1},
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum": {"conflicts_lds": 1, "conflicts_ldsm": 1},
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum": {"conflicts_sts": 1},
+    "l1tex__m_xbar2l1tex_read_bytes_mem_global_op_tma_ld.sum": {"bytes_tma_load": 1},
+    "sm__sass_l1tex_m_xbar2l1tex_read_bytes_mem_global_op_ldgsts_cache_bypass.sum": {"bytes_ldgsts": 1},
+    "l1tex__m_xbar2l1tex_read_bytes_mem_lg_op_ld.sum": {"sectors_ldg": SECTOR, "bytes_ldgsts": 1},
+}
+"""ncu's counters that mean what the emulator counts, as sums of its counts. What only a chip can know is not among them."""
+
+
+def as_ncu(counts: Mapping[str, int]) -> dict[str, int]:
+    """The counts under ncu's names."""
+    return {
+        metric: sum(counts.get(name, 0) * factor for name, factor in terms.items()) for metric, terms in NCU.items()
+    }
 
 
 @dataclass

@@ -68,18 +68,23 @@ def prepare(
     fill: str,
     seed: int,
     sms: int | None = None,
-) -> tuple[GlobalMemory, plans.Plan, Array]:
-    """The operands in memory, the launch, and the result that is expected, in float32."""
+) -> tuple[GlobalMemory, plans.Plan]:
+    """The operands a, b and c in memory, and the launch. B lies as the variant wants it, C is poisoned."""
     a, b = inputs(problem, fill, seed)
     memory = GlobalMemory()
-    by_k = plans.b_is_n_by_k(experiment, variant)
+    n_by_k = plans.b_is_n_by_k(experiment, variant)
     addresses = {
         "a": memory.put("a", a),
-        "b": memory.put("b", b if by_k else np.ascontiguousarray(b.T)),
+        "b": memory.put("b", b if n_by_k else np.ascontiguousarray(b.T)),
         "c": memory.reserve("c", problem[:2], np.uint16),
     }
-    launched = plans.plan(experiment, variant, load_device(arch), problem, addresses, sms)
-    return memory, launched, widen_bf16(a) @ widen_bf16(b).T
+    return memory, plans.plan(experiment, variant, load_device(arch), problem, addresses, sms)
+
+
+def reference(memory: GlobalMemory, n_by_k: bool) -> Array:
+    """A times B in float32, which is exact for integer inputs; `n_by_k` says how B lies."""
+    a, b = widen_bf16(memory["a"]), widen_bf16(memory["b"])
+    return a @ (b.T if n_by_k else b)
 
 
 def emulate_gemm(
@@ -102,7 +107,7 @@ def emulate_gemm(
     `sms` is how many the GPU has, for kernels with a CTA for each. With `ctas` only those run, and only what they write is compared. What stops the kernel becomes the outcome's `failure`. Raises
     Refused for a launch that the plan or the driver refuses.
     """
-    memory, launched, expected = prepare(experiment, variant, arch, problem, fill, seed, sms)
+    memory, launched = prepare(experiment, variant, arch, problem, fill, seed, sms)
     ran = list(range(launched.grid[0])) if ctas is None else sorted(set(ctas))
     try:
         result = launch.run(
@@ -110,6 +115,7 @@ def emulate_gemm(
         )
     except EmulationError as error:
         return Outcome(problem, ran, False, float("nan"), str(error), sample=ctas is not None)
+    expected = reference(memory, plans.b_is_n_by_k(experiment, variant))
     written = memory.region("c").written
     assert written is not None
     complete = written.reshape(*problem[:2], 2).all(axis=2)
@@ -125,38 +131,43 @@ def emulate_gemm(
 
 
 def affine_counts(
-    experiment: Experiment, variant: Variant, arch: str, ptx: Path, problem: tuple[int, int, int]
+    experiment: Experiment,
+    variant: Variant,
+    arch: str,
+    ptx: Path,
+    problem: tuple[int, int, int],
+    sms: int | None = None,
 ) -> dict[str, int]:
     """The counts of a launch too large to run in full, from its first, last and an interior CTA at two small K.
 
     Every pass of a kernel's loop along K does the same, so its counts are affine in K; the two K have the remainder of the
-    real one modulo a line, so that the same lines and sectors are touched. Raises EmulationError where the CTAs differ or the
-    counts are not whole numbers: then the launch has to be run in full.
+    real one modulo a line, so that the same lines and sectors are touched. Where the three CTAs differ, as in a kernel whose
+    CTAs take several tiles each, all of them run. Raises EmulationError where a count turns out not to be affine.
     """
     m, n, k = problem
-    tile = experiment.values(variant)["TILE_K"]
-    step = max(ALIGNED_K, tile) * 2
-    deep = step * 4 + k % step
-    sizes = [k] if k <= deep + step else [deep, deep + step]
-    found = []
-    for size in sizes:
-        memory, launched, _ = prepare(experiment, variant, arch, (m, n, size), "integer", 1)
-        grid = launched.grid[0]
-        some = sorted({0, grid // 2, grid - 1})
-        counts = launch.run(ptx, launched, memory, ctas=some, delivery="early").counts
-        for name, values in counts.per_cta.items():
-            if (values != values[0]).any():
-                raise EmulationError(
-                    f"{variant.name}: CTAs {some} differ in {name} ({', '.join(map(str, values))}), where equal counts were"
-                    " expected: run the whole grid."
-                )
-        found.append({name: int(values[0]) for name, values in counts.per_cta.items()})
-    if len(found) == 1:
-        return {name: value * grid for name, value in found[0].items()}
+    step = 2 * max(ALIGNED_K, experiment.values(variant)["TILE_K"])
+    deep = 4 * step + k % step
+    if k <= deep + step:
+        return _counts_of(experiment, variant, arch, ptx, problem, sms)
+    low, high = (_counts_of(experiment, variant, arch, ptx, (m, n, size), sms) for size in (deep, deep + step))
     total = {}
-    for name, low in found[0].items():
-        slope, rest = divmod((found[1][name] - low) * (k - deep), step)
+    for name in low:
+        rise, rest = divmod((high[name] - low[name]) * (k - deep), step)
         if rest:
-            raise EmulationError(f"{variant.name}: {name} is not affine in K: run the problem in full.")
-        total[name] = (low + slope) * grid
+            raise EmulationError(
+                f"{variant.name}: {name} is not affine in K, as was expected: run the problem in full."
+            )
+        total[name] = low[name] + rise
     return total
+
+
+def _counts_of(
+    experiment: Experiment, variant: Variant, arch: str, ptx: Path, problem: tuple[int, int, int], sms: int | None
+) -> dict[str, int]:
+    """Counts of a whole launch, from three CTAs where they are alike."""
+    memory, launched = prepare(experiment, variant, arch, problem, "integer", 1, sms)
+    grid = launched.grid[0]
+    counts = launch.run(ptx, launched, memory, ctas=sorted({0, grid // 2, grid - 1}), delivery="early").counts
+    if all((values == values[0]).all() for values in counts.per_cta.values()):
+        return {name: int(values[0]) * grid for name, values in counts.per_cta.items()}
+    return launch.run(ptx, launched, memory, delivery="early").counts.totals

@@ -1,0 +1,120 @@
+"""`python -m rungs emulate`: run a variant without a GPU and print what it computed, counted and did wrong."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from rungs import build
+from rungs.emulator import problem as problems
+from rungs.emulator.problem import Outcome
+from rungs.errors import RungsError
+from rungs.variants import Experiment, Variant, load_device
+
+FULL = 64
+"""CTAs of the largest grid that runs in full: of a larger one three are run, and its counts follow from small K."""
+KINDS = {
+    "ldgsts": "LDGSTS (cp.async)",
+    "tma_load": "TMA loads",
+    "tma_store": "TMA stores",
+    "ldg": "LDG (ld.global)",
+    "stg": "STG (st.global)",
+    "sts": "STS (st.shared)",
+    "stsm": "STSM (stmatrix)",
+    "lds": "LDS (ld.shared)",
+    "ldsm": "LDSM (ldmatrix)",
+    "hmma": "HMMA (mma.sync)",
+    "barrier": "BAR (bar.sync)",
+    "mbarrier": "mbarrier, polls as emulated",
+    "alu": "all else, in PTX not SASS",
+}
+COLUMNS = ("wavefronts", "conflicts", "sectors", "bytes")
+SCHEDULES = {
+    "cta": "whole CTAs in lockstep",
+    "ascending": "warp by warp, the first that can run",
+    "descending": "warp by warp, the last that can run",
+    "random": "warp by warp at random",
+}
+
+
+def run(
+    experiment: Experiment,
+    variant: Variant,
+    arch: str,
+    problem: tuple[int, int, int],
+    ptx: Path | None,
+    *,
+    schedule: str,
+    delivery: str,
+    race: bool,
+    fill: str,
+    toolchain: str,
+) -> int:
+    """Emulate and print; returns 1 where the result is wrong or something was found, else 0.
+
+    Builds the variant where no `ptx` is given. Raises RungsError for a variant that does not build and a problem that is refused.
+    """
+    memory, launched = problems.prepare(
+        experiment, variant, arch, (128, 256, 128), fill, 1
+    )  # refuses another chip first
+    with tempfile.TemporaryDirectory(prefix="rungs-emulate-") as folder:
+        if ptx is None:
+            manifest = Path(folder) / f"{variant.name}.json"
+            built = build.build(variant.name, arch, manifest, build.find_toolchain(toolchain))
+            if built["status"] != "ok":
+                raise RungsError(built["reason"])
+            ptx = manifest.with_suffix(".ptx")
+        memory, launched = problems.prepare(experiment, variant, arch, problem, fill, 1)
+        grid = launched.grid[0]
+        some = None if grid <= FULL else sorted({0, grid // 2, grid - 1})
+        outcome = problems.emulate_gemm(
+            experiment,
+            variant,
+            arch,
+            ptx,
+            problem,
+            schedule=schedule,
+            delivery=delivery,
+            race=race,
+            ctas=some,
+            fill=fill,
+        )
+        counts = outcome.counts
+        if some is not None and outcome.good:
+            counts = problems.affine_counts(experiment, variant, arch, ptx, problem)
+    names = ", ".join(experiment.rung_names(variant))
+    print(
+        f"{variant.name}{f' ({names})' if names else ''}, {'x'.join(map(str, problem))}, {load_device(arch).title}, emulated:"
+        f" {len(outcome.ctas)} of {grid} CTAs, {SCHEDULES[schedule]}, copies land {delivery}"
+        f"{', races watched' if race else ''}"
+    )
+    print("\n".join(_lines(outcome, counts, fill)))
+    return 0 if outcome.good else 1
+
+
+def _lines(outcome: Outcome, counts: dict[str, int], fill: str) -> list[str]:
+    if outcome.failure:
+        return [f"failed: {outcome.failure}"]
+    exact = "equal to numpy" if fill == "integer" else f"largest error {outcome.error:.1e} against numpy"
+    lines = [f"right: {exact}" if outcome.right else f"WRONG: largest error {outcome.error:g} against numpy"]
+    rows = [("warp instructions of the launch", "", *COLUMNS)]
+    for kind, label in KINDS.items():
+        if counts.get(kind):
+            cells = (counts.get(f"{column}_{kind}") for column in COLUMNS)
+            rows.append((label, f"{counts[kind]:,}", *("" if cell is None else f"{cell:,}" for cell in cells)))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        first, *rest = (
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join([first, *rest]).rstrip())
+    if outcome.result:
+        conflicts = sorted(outcome.result.sites, key=lambda site: -site.counts.get("conflicts", 0))
+        for site in conflicts[:5]:
+            if site.counts.get("conflicts"):
+                ways = site.counts["wavefronts"] / (site.counts["wavefronts"] - site.counts["conflicts"])
+                lines.append(
+                    f"bank conflicts: PTX line {site.ptx_line} ({site.opcode}; {site.source}), {ways:g} times the wavefronts"
+                )
+    lines += [f"{finding.kind}: {finding.sentence}" for finding in outcome.findings]
+    return lines
