@@ -198,7 +198,7 @@ def kind_of(ins: Instruction) -> str:
             return "stsm"
         case "mma":
             return "hmma"
-        case "bar" | "barrier":
+        case "bar" | "barrier" if "warp" not in modifiers:
             return "barrier"
         case "mbarrier":
             return "mbarrier"

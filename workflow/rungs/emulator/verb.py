@@ -9,6 +9,7 @@ from rungs import build
 from rungs.emulator import problem as problems
 from rungs.emulator.problem import Outcome
 from rungs.errors import RungsError
+from rungs.plan import plan
 from rungs.variants import Experiment, Variant, load_device
 
 FULL = 64
@@ -54,9 +55,9 @@ def run(
 
     Builds the variant where no `ptx` is given. Raises RungsError for a variant that does not build and a problem that is refused.
     """
-    memory, launched = problems.prepare(
-        experiment, variant, arch, (128, 256, 128), fill, 1
-    )  # refuses another chip first
+    addresses = dict.fromkeys("abc", 1 << 20)
+    grid = plan(experiment, variant, load_device(arch), problem, addresses).grid[0]  # refuses before anything is built
+    some = None if grid <= FULL else sorted({0, grid // 2, grid - 1})
     with tempfile.TemporaryDirectory(prefix="rungs-emulate-") as folder:
         if ptx is None:
             manifest = Path(folder) / f"{variant.name}.json"
@@ -64,9 +65,6 @@ def run(
             if built["status"] != "ok":
                 raise RungsError(built["reason"])
             ptx = manifest.with_suffix(".ptx")
-        memory, launched = problems.prepare(experiment, variant, arch, problem, fill, 1)
-        grid = launched.grid[0]
-        some = None if grid <= FULL else sorted({0, grid // 2, grid - 1})
         outcome = problems.emulate_gemm(
             experiment,
             variant,
@@ -97,7 +95,7 @@ def _lines(outcome: Outcome, counts: dict[str, int], fill: str) -> list[str]:
         return [f"failed: {outcome.failure}"]
     exact = "equal to numpy" if fill == "integer" else f"largest error {outcome.error:.1e} against numpy"
     lines = [f"right: {exact}" if outcome.right else f"WRONG: largest error {outcome.error:g} against numpy"]
-    rows = [("warp instructions of the launch", "", *COLUMNS)]
+    rows: list[tuple[str, ...]] = [("warp instructions of the launch", "", *COLUMNS)]
     for kind, label in KINDS.items():
         if counts.get(kind):
             cells = (counts.get(f"{column}_{kind}") for column in COLUMNS)
