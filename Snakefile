@@ -84,6 +84,10 @@ include: "workflow/rules/aggregate.smk"
 include: "workflow/rules/report.smk"
 
 
+onstart:
+    unlimit_rate()
+
+
 onsuccess:
     print(closing_line(), file=sys.stderr)
 

@@ -72,6 +72,16 @@ def test_clock_records_are_temporary_and_live_on_in_the_manifests(complete_run):
             assert (record["mode"], record["reason"]) == ("observe", "asked for")
 
 
+def test_snakemake_looks_at_the_ready_jobs_when_one_ends_and_not_all_the_time(checkout):
+    """Its own limit of jobs per second leaves a timer behind with each job that ends: a busy core beside what is timed."""
+    for path in checkout.live.glob("csv/*/*/*.csv"):
+        path.unlink()
+    result = checkout.snakemake("ladders", "profiles", "--verbose")
+    assert result.code == 0, result.text
+    assert len(result.jobs) > 20
+    assert result.text.count("Resources before job selection") <= len(result.jobs) + 2
+
+
 def test_second_run_plans_nothing_and_is_quick(complete_run):
     checkout, _ = complete_run
     before = time.monotonic()
