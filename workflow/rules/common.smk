@@ -172,9 +172,10 @@ def figures(*kinds):
 
 def factorial_figures(live=WHOLE):
     return [
-        f"results/{s}/figures/{e}/effect_{factor}.{ending}"
+        f"results/{s}/figures/{e}/effect_{name}.{ending}"
         for s, e in rendered_factorials(live)
-        for factor in load_experiment(e).factors
+        for name, factor in load_experiment(e).factors.items()
+        if len(factor.levels) > 1
         for ending in ("svg", "png")
     ]
 

@@ -24,7 +24,7 @@ from rungs.tables import (
     size_text,
     table,
 )
-from rungs.variants import Experiment, Variant, load_experiment
+from rungs.variants import Experiment, Factor, Variant, load_experiment
 
 FEWER = "§"
 """Marks a mean over fewer contexts than there are."""
@@ -52,7 +52,7 @@ def render(results: Path, experiment: str | Experiment, stale: Mapping[str, str]
     name = source.experiment.name
     parts = [f"# The factorial of {name} on {source.facts.gpu}", _what_it_is(source), coverage_table(source)]
     parts += [missing(source), "## Every effect", effect_tables(source)]
-    for factor in source.experiment.factors.values():
+    for factor in _varied(source.experiment):
         parts += [f"## {factor.name}: {factor.title}", factor_block(source, factor.name, f"../figures/{name}")]
     return "\n\n".join([*parts, "## Best and worst", corner_table(source)]) + "\n"
 
@@ -69,8 +69,14 @@ def blocks(results: Path, experiment: str | Experiment, stale: Mapping[str, str]
     name, figures = source.experiment.name, figures_of(source)
     found = {f"{name}:factorial": overview(results, experiment, stale), f"{name}:corners": corner_table(source)}
     return found | {
-        f"{name}:effect:{factor}": factor_block(source, factor, figures) for factor in source.experiment.factors
+        f"{name}:effect:{factor.name}": factor_block(source, factor.name, figures)
+        for factor in _varied(source.experiment)
     }
+
+
+def _varied(experiment: Experiment) -> list[Factor]:
+    """The factors that have an effect to show: those of more than one level."""
+    return [factor for factor in experiment.factors.values() if len(factor.levels) > 1]
 
 
 def _what_it_is(source: Source) -> str:
