@@ -161,45 +161,59 @@ def _leftovers(batch: Batch) -> None:
 
 
 def _run_unit(unit: Unit, decoder: Decoder, budget: int) -> int:
-    """Run the unit until all its threads are held or have ended, or `budget` instructions; returns how many ran."""
-    batch, steps, count = unit.batch, decoder.steps, 0
-    full = batch.full.setdefault(unit.warps, [0] * len(steps))
+    """Run the unit until its threads are held or have ended, or `budget` instructions; returns how many ran."""
+    count = 0
     while count < budget:
         group = _join(unit)
         if group is None:
             break
-        limit = min((g.pc for g in unit.groups if g.pc > group.pc and g.waits is None), default=EXIT)
-        pc, mask = group.pc, group.mask
-        active = None if mask is None else unit.active_warps(mask)
-        while pc < limit and count < budget:
-            group.pc = pc
-            result = steps[pc](unit, mask)
-            count += 1
-            if active is None:
-                full[pc] += 1
-            else:
-                batch.partial[pc] += active
-            if result is None:
-                pc += 1
-            elif isinstance(result, int):
-                backward, pc = result <= pc, result
-                if backward and active is not None and _carve(unit, group, pc):
-                    break
-            elif isinstance(result, tuple):
-                target, part = result
-                group.mask = unit.everyone(mask) & ~part
-                group.pc = pc + 1
-                unit.groups.append(ThreadGroup(target, part))
-                break
-            else:
-                group.waits = result
-                if isinstance(result, sync.Barrier):
-                    result.settle(batch)
-                break
-        else:
-            group.pc = pc
-        unit.groups = [g for g in unit.groups if g.pc < EXIT]
+        try:
+            ran, settled = _run_group(unit, group, decoder, budget - count)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            ins = decoder.kernel.code[group.pc]
+            raise ins.error(
+                f"could not be executed ({error!r}), where a form that the emulator knows was expected"
+            ) from error
+        count += ran
+        unit.groups = [each for each in unit.groups if each.pc < EXIT]
+        if settled:
+            break  # others may go on now: the schedule says who
     return count
+
+
+def _run_group(unit: Unit, group: ThreadGroup, decoder: Decoder, budget: int) -> tuple[int, bool]:
+    """Run a group until it meets another, parts, is held or ends; returns how many instructions, and whether at a barrier."""
+    batch, steps, count = unit.batch, decoder.steps, 0
+    full = batch.full.setdefault(unit.warps, [0] * len(steps))
+    limit = min((g.pc for g in unit.groups if g.pc > group.pc and g.waits is None), default=EXIT)
+    pc, mask = group.pc, group.mask
+    active = None if mask is None else unit.active_warps(mask)
+    while pc < limit and count < budget:
+        group.pc = pc
+        result = steps[pc](unit, mask)
+        count += 1
+        if active is None:
+            full[pc] += 1
+        else:
+            batch.partial[pc] += active
+        if result is None:
+            pc += 1
+        elif isinstance(result, int):
+            backward, pc = result <= pc, result
+            if backward and active is not None and _carve(unit, group, pc):
+                return count, False
+        elif isinstance(result, tuple):
+            target, part = result
+            group.mask, group.pc = unit.everyone(mask) & ~part, pc + 1
+            unit.groups.append(ThreadGroup(target, part))
+            return count, False
+        else:
+            group.waits = result
+            if isinstance(result, sync.Barrier):
+                result.settle(batch)
+            return count, True
+    group.pc = pc
+    return count, False
 
 
 def _join(unit: Unit) -> ThreadGroup | None:
