@@ -105,7 +105,7 @@ def test_trace_finds_a_number_that_was_edited_and_names_shapes_and_steps_that_ar
     assert f"FAIL {SET}/md/gemm.md is not what its data give" in result.text
     for cell, words in (
         ("S1:1x2x3", f"has no {S1} at 1x2x3: it has 512x512x256, 512x512x512."),
-        ("S0>S3", "has no S0>S3: it has S0>S1, S2>S3."),
+        ("S0>S3", "has no S0>S3: it has A3t>A3, S0>S1, S2>S3."),
     ):
         refused = recorded.rungs("trace", f"{SET}/md/gemm.md:{cell}")
         assert refused.code == 1 and words in refused.text
@@ -210,7 +210,13 @@ def test_copy_without_dates_measures_nothing(clone, order):
 
 def test_edited_header_draws_the_recorded_set_again_also_in_a_clone(clone):
     clone.edit("kernels/swizzle.cuh", "//", "///")
-    assert clone.planned("report").rules == {"plot_heatmap", "plot_ladder", "make_tables", "make_index"}
+    assert clone.planned("report").rules == {
+        "plot_heatmap",
+        "plot_ladder",
+        "plot_waterfall",
+        "make_tables",
+        "make_index",
+    }
 
 
 def test_branch_switch_plans_nothing(recorded):
@@ -234,7 +240,7 @@ def test_edited_header_marks_what_was_recorded_from_it(recorded):
     recorded.edit("kernels/swizzle.cuh", "//", "///")
     status = recorded.rungs("status").text.splitlines()
     assert status[0] == f"{SET}: gemm, 4 variants, 4 stale"
-    assert f"  stale: S1 ({S1}): the source of {S1} has changed since" in status
+    assert f"  stale: A3t/S1 ({S1}): the source of {S1} has changed since" in status
     recorded.no_gpu()
     result = recorded.snakemake("tables", "heatmap")
     assert result.code == 0, result.text
@@ -308,8 +314,8 @@ def test_trace_prints_a_chain_that_holds(published):
         ),
         (
             f"{SET}/data/gemm/shapes.csv",
-            f"{S1},S1,512,512,256,2",
-            f"{S1},S1,512,512,256,1",
+            f"{S1},A3t S1,512,512,256,2",
+            f"{S1},A3t S1,512,512,256,1",
             "made again from the rounds: other figures",
         ),
         ("kernels/swizzle.cuh", "//", "/*", "those files are this checkout's, but not kernels/swizzle.cuh"),
