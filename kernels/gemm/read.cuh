@@ -44,17 +44,17 @@ __device__ __forceinline__ void read_b(ptx::u32 (&b0)[2], ptx::u32 (&b1)[2], ptx
       b1[i] = ptx::ld_shared_u32(tile + offset_b<B_LAYOUT, SWIZZLED>(col0 + 8 + g, 2 * ks + i) + word);
     }
   } else {
-    // K runs down the rows, so the two halves of a register lie a row apart: four 2-byte loads a fragment.
-    const unsigned g = lane / 4, k = 16 * ks + lane % 4 * 2;
-    auto pair = [&](unsigned row, unsigned chunk) {
-      const ptx::u32 low = ptx::ld_shared_u16(tile + offset_b<B_LAYOUT, SWIZZLED>(row, chunk) + g * 2);
-      const ptx::u32 high = ptx::ld_shared_u16(tile + offset_b<B_LAYOUT, SWIZZLED>(row + 1, chunk) + g * 2);
-      return low | high << 16;
+    // K runs down the rows, so the two halves of a register lie a row apart: four 2-byte loads a fragment. `col0` is a whole
+    // number of 16 columns and the row even, so that all addresses lie at fixed distances from one.
+    const ptx::u32 first = tile + offset_b<B_LAYOUT, SWIZZLED>(lane % 4 * 2, col0 / 8) + lane / 4 * 2;
+    auto pair = [&](unsigned row, unsigned even, unsigned odd) {
+      const ptx::u32 at = first + (16 * ks + row) * PANEL * 2;
+      return ptx::ld_shared_u16(at + even * CHUNK) | ptx::ld_shared_u16(at + PANEL * 2 + odd * CHUNK) << 16;
     };
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      b0[i] = pair(k + 8 * i, col0 / 8);
-      b1[i] = pair(k + 8 * i, col0 / 8 + 1);
+      b0[i] = pair(8 * i, 0, SWIZZLED);
+      b1[i] = pair(8 * i, 1, !SWIZZLED);
     }
   }
 }
@@ -66,22 +66,22 @@ template <bool SWIZZLED>
 __device__ __forceinline__ void multiply_k_permuted(Accumulator& acc, ptx::u32 a_tile, ptx::u32 b_tile, unsigned row0,
                                                     unsigned col0, unsigned lane) {
   static_assert(BK == 32, "four lanes of 16 bytes are one row");
-  const unsigned g = lane / 4, c = lane % 4;
+  const ptx::u32 a_first = a_tile + offset_a<SWIZZLED>(row0 + lane / 4, lane % 4);  // the same swizzle eight rows on
+  const ptx::u32 b_first = b_tile + offset_b<BLayout::n_by_k, SWIZZLED>(col0 + lane / 4, lane % 4);
   uint4 b[FRAGMENTS_N];
 #pragma unroll
-  for (int j = 0; j < FRAGMENTS_N; ++j)
-    b[j] = ptx::ld_shared_v4(b_tile + offset_b<BLayout::n_by_k, SWIZZLED>(col0 + 8 * j + g, c));
+  for (int j = 0; j < FRAGMENTS_N; ++j) b[j] = ptx::ld_shared_v4(b_first + 8 * j * ROW_BYTES_A);
 #pragma unroll
   for (int i = 0; i < FRAGMENTS_M; ++i) {
-    const uint4 top = ptx::ld_shared_v4(a_tile + offset_a<SWIZZLED>(row0 + 16 * i + g, c));
-    const uint4 low = ptx::ld_shared_v4(a_tile + offset_a<SWIZZLED>(row0 + 16 * i + 8 + g, c));
-    const ptx::u32 first[4] = {top.x, low.x, top.y, low.y}, second[4] = {top.z, low.z, top.w, low.w};
+    const uint4 top = ptx::ld_shared_v4(a_first + 16 * i * ROW_BYTES_A);
+    const uint4 low = ptx::ld_shared_v4(a_first + (16 * i + 8) * ROW_BYTES_A);
+    const ptx::u32 a_1[4] = {top.x, low.x, top.y, low.y}, a_2[4] = {top.z, low.z, top.w, low.w};
 #pragma unroll
     for (int j = 0; j < FRAGMENTS_N; ++j) {
-      const ptx::u32 b_first[2] = {b[j].x, b[j].y}, b_second[2] = {b[j].z, b[j].w};
-      mma_m16n8k16_bf16(acc[i][j], first, b_first);
-      mma_m16n8k16_bf16(acc[i][j], second, b_second);
+      const ptx::u32 b_1[2] = {b[j].x, b[j].y}, b_2[2] = {b[j].z, b[j].w};
+      mma_m16n8k16_bf16(acc[i][j], a_1, b_1), mma_m16n8k16_bf16(acc[i][j], a_2, b_2);
     }
+    __syncwarp();  // or ptxas reads all of A ahead, and spills
   }
 }
 
