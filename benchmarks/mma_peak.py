@@ -23,9 +23,7 @@ def main() -> None:
         sys.exit("mma_peak: there is no GPU here that rungs knows: run it on one that config/devices/ describes.")
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "mma_peak.cubin"
-        subprocess.run(
-            ["nvcc", "-std=c++20", "-cubin", f"-arch={chosen.arch}", SOURCE, "-o", cubin], check=True
-        )
+        subprocess.run(["nvcc", "-std=c++20", "-cubin", f"-arch={chosen.arch}", SOURCE, "-o", cubin], check=True)
         session = gpu.Session(chosen.uuid)
         _library, function = launcher.load_function(cubin, "mma_peak")
         torch, sms = session.torch, session.sms
