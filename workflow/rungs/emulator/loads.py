@@ -12,7 +12,7 @@ from rungs.emulator import metrics
 from rungs.emulator.alu import _fit, _view
 from rungs.emulator.memory import GLOBAL_BASE, PARAM_WINDOW, SHARED_WINDOW, words
 from rungs.emulator.parser import Immediate, Instruction
-from rungs.emulator.state import DTYPES, LANES, Array, Decoder, Mask, Step, Unit, items, remember, uniform
+from rungs.emulator.state import DTYPES, LANES, REMEMBERED, Array, Decoder, Mask, Step, Unit, items, remember, uniform
 
 
 @dataclass(eq=False)
@@ -73,7 +73,8 @@ class SharedAccess:
         shared = unit.batch.shared
         shared.check(addresses, self.size, self.ins)
         active = None if mask is None else mask[..., : self.lanes]
-        waves = per_cta(metrics.wavefronts(addresses, self.size, active))
+        rule = metrics.load_wavefronts if self.ins.opcode == "ld" else metrics.wavefronts
+        waves = per_cta(rule(addresses, self.size, active))
         ideal: Array | int = metrics.phases(self.lanes, self.size) * unit.warps
         if active is not None:
             ideal = metrics.phases(self.lanes, self.size) * active.any(axis=2).sum(axis=1)
@@ -85,7 +86,7 @@ def offsets_of(unit: Unit, base: Array, offset: int, mask: Mask) -> Array:
     return np.broadcast_to(addresses_of(unit, base, offset, mask) - GLOBAL_BASE, unit.shape)
 
 
-def count_sectors(unit: Unit, offsets: Array, mask: Mask, pc: int, memo: dict[str, Any]) -> None:
+def count_sectors(unit: Unit, offsets: Array, mask: Mask, pc: int, memo: dict[Any, Any]) -> None:
     """Sectors that a global access asks for. They depend on the addresses modulo a line only, so a pattern is kept."""
     last = memo.get("offsets")
     if mask is None and last is not None and last.shape == offsets.shape:
@@ -136,7 +137,7 @@ def _load(decoder: Decoder, ins: Instruction) -> Step:
                 unit.write(target, _fit(values[..., i], item, DTYPES[held]), mask)
 
     access = SharedAccess(ins, slot, offset, size, pc)
-    sectors: dict[str, Any] = {}
+    sectors: dict[Any, Any] = {}
 
     def from_shared(unit: Unit, mask: Mask) -> None:
         place = access(unit, mask)
@@ -203,7 +204,7 @@ def _store(decoder: Decoder, ins: Instruction) -> Step:
     pc = len(decoder.steps)
     item = DTYPES[type]
     access = SharedAccess(ins, slot, offset, size, pc)
-    sectors: dict[str, Any] = {}
+    sectors: dict[Any, Any] = {}
 
     def gathered(unit: Unit) -> Array:
         values = np.empty((*unit.shape, count), item)
@@ -321,15 +322,15 @@ def _cp_async(decoder: Decoder, ins: Instruction) -> Step:
     reads = None
     if len(ins.operands) > 3 and not any(m.startswith("L2::cache_hint") for m in ins.modifiers):
         reads = decoder.source(ins.operands[3], "u32", ins)
-    pc = len(decoder.steps)
+    pc, bypass = len(decoder.steps), "cg" in ins.modifiers
     access = SharedAccess(ins, target, offset, size, pc, counted=False)
-    pattern: dict[str, Any] = {}
+    pattern: dict[Any, Any] = {}
 
     def step(unit: Unit, mask: Mask) -> None:
         batch, place = unit.batch, access(unit, mask)
         offsets = offsets_of(unit, unit.registers[source], source_offset, mask)
         count_sectors(unit, offsets, mask, pc, pattern)
-        _count_lines(unit, offsets, place.addresses, size, mask, pc, pattern)
+        _count_wavefronts(unit, offsets, place, size, bypass, mask, pc, pattern)
         moved = size * LANES * unit.warps if mask is None else size * mask.sum(axis=(1, 2))
         batch.tally.add(pc, "bytes", moved)
         if reads is None:
@@ -358,14 +359,20 @@ def _load_part(unit: Unit, offsets: Array, size: int, reads: Array, mask: Mask, 
     return values.view(words(size))
 
 
-def _count_lines(
-    unit: Unit, offsets: Array, addresses: Array, size: int, mask: Mask, pc: int, memo: dict[str, Any]
+def _count_wavefronts(
+    unit: Unit, offsets: Array, place: Place, size: int, bypass: bool, mask: Mask, pc: int, memo: dict[Any, Any]
 ) -> None:
-    """Wavefronts of LDGSTS: the data come back a 128-byte line at a time, and each line is written on its own."""
-    if memo.get("lines_of") is not memo["sectors"]:
-        memo["lines_of"] = memo["sectors"]
-        memo["lines"] = metrics.distinct(offsets, metrics.LINE, mask).sum(axis=1)
-    unit.batch.tally.add(pc, "wavefronts", memo["lines"])
+    """Wavefronts of LDGSTS, once for each pattern of sources and place of targets."""
+    pattern = memo["sectors"]
+    key = (id(pattern), id(place))
+    held = memo.get(key) if mask is None else None
+    if held is None:
+        if len(memo) > REMEMBERED:
+            for old in [key for key in memo if isinstance(key, tuple)]:
+                del memo[old]
+        waves = metrics.copy_wavefronts(offsets, place.addresses, size, bypass, mask).sum(axis=1)
+        held = memo[key] = (pattern, place, waves)
+    unit.batch.tally.add(pc, "wavefronts", held[2])
 
 
 def _commit(decoder: Decoder, ins: Instruction) -> Step:

@@ -20,6 +20,8 @@ from rungs.variants import Experiment, Variant, load_device
 Array = np.ndarray
 TOLERANCE = 2.0**-7
 """Largest error of random data against the root mean square of the result: bf16 keeps 8 bits, and one rounding is half a unit."""
+POLLED = ("mbarrier", "alu", "ptx")
+"""Counts that hold how often a wait is asked again, which is a matter of time and so only of this machine."""
 ALIGNED_K = 64  # bf16 values of a 128-byte line: K values this far apart touch lines and sectors alike
 
 
@@ -153,7 +155,7 @@ def affine_counts(
     total = {}
     for name in low:
         rise, rest = divmod((high[name] - low[name]) * (k - deep), step)
-        if rest:
+        if rest and name not in POLLED:
             raise EmulationError(
                 f"{variant.name}: {name} is not affine in K, as was expected: run the problem in full."
             )
