@@ -316,15 +316,21 @@ def _effects(a: argparse.Namespace) -> None:
 
 def _plot(a: argparse.Namespace) -> None:
     from rungs import plots, provenance
+    from rungs.variants import load_experiment
 
-    plots.draw(a.kind, a.results, a.experiment, a.of, provenance.stale(a.results, [a.experiment]))
+    ladder = None if a.kind == "effect" else load_experiment(a.experiment).ladders.get(a.of)
+    shown = [variant.name for variant in ladder.rungs.values()] if ladder else None
+    plots.draw(a.kind, a.results, a.experiment, a.of, provenance.stale(a.results, [a.experiment], shown))
 
 
 def _tables(a: argparse.Namespace) -> None:
     from rungs import provenance, tables
+    from rungs.variants import load_experiment
 
     if a.experiment:
-        tables.write_experiment(a.results, a.experiment, provenance.stale(a.results, [a.experiment]))
+        ladders = load_experiment(a.experiment).ladders.values()
+        shown = [variant.name for ladder in ladders for variant in ladder.rungs.values()]
+        tables.write_experiment(a.results, a.experiment, provenance.stale(a.results, [a.experiment], shown))
     if a.index:
         tables.write_index(a.results, a.index, provenance.stale(a.results), a.factorial)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,15 +35,21 @@ def _current(name: str, arch: str) -> tuple[str, str]:
     return now["source_hash"], sha256_json([now["macros"], now["flags"], unit.smem_bytes, unit.threads])
 
 
-def stale(results: Path, experiment_names_: list[str] | None = None) -> dict[str, str]:
+def stale(
+    results: Path, experiment_names_: list[str] | None = None, variants: Iterable[str] | None = None
+) -> dict[str, str]:
     """Variant -> why its recording is no longer what this checkout would measure; empty where all is current.
 
     A recording is stale when a source, a macro or a flag of one of its binaries has changed since, or the protocol.
+    `variants` are those to look at, where not all.
     """
     found: dict[str, str] = {}
+    wanted = None if variants is None else set(variants)
     for path in sorted((results / "csv").glob("*/*/*.json")):
         kind, experiment = path.parts[-3], path.parts[-2]
         if kind not in KINDS or (experiment_names_ and experiment not in experiment_names_):
+            continue
+        if wanted is not None and kind != "floor" and path.stem not in wanted:
             continue
         manifest = schemas.read_manifest(path)
         reason = _why_stale(manifest, results)

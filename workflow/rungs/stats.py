@@ -7,8 +7,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from scipy.special import stdtrit
-
 from rungs.bootstrap import FEWEST, Median, block_length, median_error, median_interval
 
 __all__ = [
@@ -156,6 +154,8 @@ class Effect:
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """Symmetric Student interval; infinite where the error is not known."""
+        from scipy.special import stdtrit  # as in `bootstrap`: a process that only draws needs none
+
         if not math.isfinite(self.error):
             return -math.inf, math.inf
         half = float(stdtrit(self.freedom, 0.5 + level / 2)) * self.error
