@@ -332,13 +332,14 @@ def test_coverage_has_the_variants_that_are_on_no_ladder(results):
 
 
 def test_coverage_of_counters_is_at_the_shapes_that_the_factorial_profiles(tmp_path):
-    write_set(tmp_path, World(variants=[*ALL[:2], "B3"], shapes=[SMALL, LARGE]))
+    (shape,) = EXPERIMENT.factorial["profile_shapes"]
+    write_set(tmp_path, World(variants=[*ALL[:2], "B3"], shapes=[tuple(shape), SMALL]))
     (tmp_path / "csv" / "profile" / "gemm" / f"{ALL[1]}.csv").unlink()
     coverage = effects.effects(tmp_path, EXPERIMENT, ARCH)["factorial_coverage"]
     rows = coverage[(coverage["what"] == "profile") & coverage["variant"].isin(ALL[:2])]
-    assert rows[["variant", "m", "k", "status"]].values.tolist() == [
-        [ALL[0], 4096, 4096, "ok"],
-        [ALL[1], 4096, 4096, "not run"],
+    assert rows[["variant", "m", "n", "k", "status"]].values.tolist() == [
+        [ALL[0], *shape, "ok"],
+        [ALL[1], *shape, "not run"],
     ]
 
 

@@ -139,13 +139,14 @@ def test_the_best_and_the_worst_are_ranked_at_the_largest_shape(source, results)
     assert "the 10 fastest have in common: " in sentence and "TMA's XOR" in sentence.split("in common: ")[1]
 
 
-def test_counters_stand_in_the_ranking_where_they_were_read_at_its_shape(source):
+def test_counters_stand_in_the_ranking_with_the_shape_that_they_were_read_at(source):
     corners = source.data["corners"].copy()
-    at = (corners["k"] == 4096) & (corners["variant"] == "abl_L2_R1_bl1_s3_sw1")
+    at = (corners["m"] == 512) & (corners["variant"] == "abl_L2_R1_bl1_s3_sw1")
     corners.loc[at, ["instructions", "shared_wavefronts", "tensor_busy_percent"]] = [88.2e6, 50.3e6, 68.5]
     counted = dataclasses.replace(source, data={**source.data, "corners": corners})
     (grid,) = grids(factorial.corner_table(counted))
-    assert grid[0][-3:] == ["instructions", "shared wavefronts", "tensor pipe busy"]
+    words = ("instructions", "shared wavefronts", "tensor pipe busy")
+    assert grid[0][-3:] == [f"{word} at 512x512x1024" for word in words]
     assert grid[1][-3:] == ["88.2 M", "50.3 M", "68.5 %"]
     assert grid[2][-3:] == ["not counted"] * 3
 

@@ -233,7 +233,7 @@ def corner_table(source: Source) -> str:
     listed = list(enumerate(ranked, start=1))
     if len(ranked) > 2 * SHOWN:
         listed = [*listed[:SHOWN], *listed[-SHOWN:]]
-    counters = _counters(source, shape)
+    at, counters = _counters(source)
     body = [
         [
             str(place),
@@ -247,7 +247,7 @@ def corner_table(source: Source) -> str:
     ]
     headers = ["place", "variant", "what it is", "rung", "time, µs", "TFLOP/s", f"share of {source.facts.control}"]
     if counters:
-        headers += ["instructions", "shared wavefronts", "tensor pipe busy"]
+        headers += [f"{word} at {at}" for word in ("instructions", "shared wavefronts", "tensor pipe busy")]
     where = "x".join(map(str, shape))
     whole = len(listed) == len(ranked)
     what = "every variant" if whole else f"the {SHOWN} fastest and the {SHOWN} slowest of {len(ranked)} variants"
@@ -268,16 +268,18 @@ def _corner_cells(row: Row) -> list[str]:
     return [f"{row['time_us']:.4g}", f"{row['tflops']:.1f}", share]
 
 
-def _counters(source: Source, shape: tuple[int, ...]) -> dict[str, list[str]]:
-    """Variant -> cells of its counters at that shape; empty where none was profiled there."""
+def _counters(source: Source) -> tuple[str, dict[str, list[str]]]:
+    """The shape at which most variants were profiled, and variant -> cells of its counters there; empty where none was."""
+    counted = [row for row in source.rows("corners") if row["instructions"] is not None]
+    if not counted:
+        return "", {}
+    shape = Counter((row["m"], row["n"], row["k"]) for row in counted).most_common(1)[0][0]
     rows = [row for row in source.rows("corners") if (row["m"], row["n"], row["k"]) == shape]
-    if not any(row["instructions"] is not None for row in rows):
-        return {}
 
     def cell(value: Any, show: Any) -> str:
         return "not counted" if value is None else show(value)
 
-    return {
+    return "x".join(map(str, shape)), {
         row["variant"]: [
             cell(row["instructions"], count_text),
             cell(row["shared_wavefronts"], count_text),
