@@ -12,7 +12,7 @@ from rungs.emulator import metrics
 from rungs.emulator.alu import _fit, _view
 from rungs.emulator.memory import GLOBAL_BASE, PARAM_WINDOW, SHARED_WINDOW, words
 from rungs.emulator.parser import Immediate, Instruction
-from rungs.emulator.state import DTYPES, LANES, REMEMBERED, Array, Decoder, Mask, Step, Unit, items, remember, uniform
+from rungs.emulator.state import DTYPES, LANES, Array, Decoder, Mask, Step, Unit, items, remember, uniform
 
 
 @dataclass(eq=False)
@@ -86,17 +86,26 @@ def offsets_of(unit: Unit, base: Array, offset: int, mask: Mask) -> Array:
     return np.broadcast_to(addresses_of(unit, base, offset, mask) - GLOBAL_BASE, unit.shape)
 
 
-def count_sectors(unit: Unit, offsets: Array, mask: Mask, pc: int, memo: dict[Any, Any]) -> None:
-    """Sectors that a global access asks for. They depend on the addresses modulo a line only, so a pattern is kept."""
-    last = memo.get("offsets")
-    if mask is None and last is not None and last.shape == offsets.shape:
-        moved = int(offsets.flat[0]) - int(last.flat[0])
-        if moved % metrics.LINE == 0 and np.array_equal(offsets, last + moved):
-            unit.batch.tally.add(pc, "sectors", memo["sectors"])
-            return
-    memo["offsets"] = offsets if mask is None else None
-    memo["sectors"] = metrics.distinct(offsets, metrics.SECTOR, mask).sum(axis=1)
-    unit.batch.tally.add(pc, "sectors", memo["sectors"])
+@dataclass(eq=False)
+class Pattern:
+    """Global accesses of a unit up to whole lines: `offsets` of one of them, and the sectors that each CTA asks for."""
+
+    offsets: Array
+    sectors: Array
+
+
+def pattern_of(offsets: Array, mask: Mask, memo: dict[int, Pattern]) -> Pattern:
+    """The pattern of these accesses, known where the same accesses came before, moved by whole lines."""
+    first = int(offsets.flat[0])
+    known = memo.get(first % metrics.LINE)
+    if mask is None and known is not None and known.offsets.shape == offsets.shape:
+        moved = known.offsets + (first - int(known.offsets.flat[0]))
+        if np.array_equal(offsets, moved):
+            return known
+    found = Pattern(offsets, metrics.distinct(offsets, metrics.SECTOR, mask).sum(axis=1))
+    if mask is None:
+        memo[first % metrics.LINE] = found
+    return found
 
 
 # ---- ld and st -------------------------------------------------------------------------------------------------------
@@ -137,7 +146,7 @@ def _load(decoder: Decoder, ins: Instruction) -> Step:
                 unit.write(target, _fit(values[..., i], item, DTYPES[held]), mask)
 
     access = SharedAccess(ins, slot, offset, size, pc)
-    sectors: dict[Any, Any] = {}
+    patterns: dict[int, Pattern] = {}
 
     def from_shared(unit: Unit, mask: Mask) -> None:
         place = access(unit, mask)
@@ -147,7 +156,7 @@ def _load(decoder: Decoder, ins: Instruction) -> Step:
 
     def from_global(unit: Unit, mask: Mask) -> None:
         offsets = offsets_of(unit, unit.registers[slot], offset, mask)
-        count_sectors(unit, offsets, mask, pc, sectors)
+        unit.batch.tally.add(pc, "sectors", pattern_of(offsets, mask, patterns).sectors)
         finish(unit, mask, unit.batch.memory.load(offsets, size, ins))
 
     def generic(unit: Unit, mask: Mask) -> None:
@@ -204,7 +213,7 @@ def _store(decoder: Decoder, ins: Instruction) -> Step:
     pc = len(decoder.steps)
     item = DTYPES[type]
     access = SharedAccess(ins, slot, offset, size, pc)
-    sectors: dict[Any, Any] = {}
+    patterns: dict[int, Pattern] = {}
 
     def gathered(unit: Unit) -> Array:
         values = np.empty((*unit.shape, count), item)
@@ -225,7 +234,7 @@ def _store(decoder: Decoder, ins: Instruction) -> Step:
 
     def to_global(unit: Unit, mask: Mask) -> None:
         offsets, values = offsets_of(unit, unit.registers[slot], offset, mask), gathered(unit)
-        count_sectors(unit, offsets, mask, pc, sectors)
+        unit.batch.tally.add(pc, "sectors", pattern_of(offsets, mask, patterns).sectors)
         if mask is not None:
             offsets, values = offsets[mask], values[mask]
         unit.batch.memory.store(offsets, values, size, ins)
@@ -324,13 +333,24 @@ def _cp_async(decoder: Decoder, ins: Instruction) -> Step:
         reads = decoder.source(ins.operands[3], "u32", ins)
     pc, bypass = len(decoder.steps), "cg" in ins.modifiers
     access = SharedAccess(ins, target, offset, size, pc, counted=False)
-    pattern: dict[Any, Any] = {}
+    patterns: dict[int, Pattern] = {}
+    memo: dict[Any, Any] = {}
+
+    def copy_waves(pattern: Pattern, place: Place, mask: Mask) -> Array:
+        """Once for each pattern of sources and place of targets."""
+        key = (id(pattern), id(place))
+        held = memo.get(key)
+        if held is None or mask is not None:
+            waves = metrics.copy_wavefronts(pattern.offsets, place.addresses, size, bypass, mask).sum(axis=1)
+            held = remember(memo, key, (pattern, place, waves))
+        return held[2]
 
     def step(unit: Unit, mask: Mask) -> None:
         batch, place = unit.batch, access(unit, mask)
         offsets = offsets_of(unit, unit.registers[source], source_offset, mask)
-        count_sectors(unit, offsets, mask, pc, pattern)
-        _count_wavefronts(unit, offsets, place, size, bypass, mask, pc, pattern)
+        pattern = pattern_of(offsets, mask, patterns)
+        batch.tally.add(pc, "sectors", pattern.sectors)
+        batch.tally.add(pc, "wavefronts", copy_waves(pattern, place, mask))
         moved = size * LANES * unit.warps if mask is None else size * mask.sum(axis=(1, 2))
         batch.tally.add(pc, "bytes", moved)
         if reads is None:
@@ -357,22 +377,6 @@ def _load_part(unit: Unit, offsets: Array, size: int, reads: Array, mask: Mask, 
         values[some] = unit.batch.memory.load(offsets[some], size, ins).view(np.uint8)
     values[np.arange(size) >= wanted[..., None]] = 0
     return values.view(words(size))
-
-
-def _count_wavefronts(
-    unit: Unit, offsets: Array, place: Place, size: int, bypass: bool, mask: Mask, pc: int, memo: dict[Any, Any]
-) -> None:
-    """Wavefronts of LDGSTS, once for each pattern of sources and place of targets."""
-    pattern = memo["sectors"]
-    key = (id(pattern), id(place))
-    held = memo.get(key) if mask is None else None
-    if held is None:
-        if len(memo) > REMEMBERED:
-            for old in [key for key in memo if isinstance(key, tuple)]:
-                del memo[old]
-        waves = metrics.copy_wavefronts(offsets, place.addresses, size, bypass, mask).sum(axis=1)
-        held = memo[key] = (pattern, place, waves)
-    unit.batch.tally.add(pc, "wavefronts", held[2])
 
 
 def _commit(decoder: Decoder, ins: Instruction) -> Step:

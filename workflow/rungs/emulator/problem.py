@@ -11,7 +11,7 @@ import numpy as np
 from rungs import plan as plans
 from rungs.emulator import launch
 from rungs.emulator.alu import round_to_bf16, widen_bf16
-from rungs.emulator.launch import Result
+from rungs.emulator.launch import Counts, Result
 from rungs.emulator.memory import GlobalMemory
 from rungs.emulator.parser import EmulationError
 from rungs.emulator.state import Finding
@@ -140,36 +140,49 @@ def affine_counts(
     problem: tuple[int, int, int],
     sms: int | None = None,
 ) -> dict[str, int]:
-    """The counts of a launch too large to run in full, from its first, last and an interior CTA at two small K.
+    """The counts of a launch too large to run in full, from a few of its CTAs at two small K.
 
     Every pass of a kernel's loop along K does the same, so its counts are affine in K; the two K have the remainder of the
-    real one modulo a line, so that the same lines and sectors are touched. Where the three CTAs differ, as in a kernel whose
-    CTAs take several tiles each, all of them run. Raises EmulationError where a count turns out not to be affine.
+    real one modulo a line, so that the same lines and sectors are touched. The first, an interior and the last CTA stand for
+    all where they are alike; where they are not, as in a kernel whose CTAs take several tiles each, all CTAs run once at a
+    very small K to see which are. Raises EmulationError where a count turns out not to be affine.
     """
     m, n, k = problem
     step = 2 * max(ALIGNED_K, experiment.values(variant)["TILE_K"])
+
+    def counts(size: int, ctas: Sequence[int] | None) -> Counts:
+        memory, launched = prepare(experiment, variant, arch, (m, n, size), "integer", 1, sms)
+        return launch.run(ptx, launched, memory, ctas=ctas, delivery="early").counts
+
+    addresses = dict.fromkeys("abc", 1 << 20)
+    grid = plans.plan(experiment, variant, load_device(arch), problem, addresses, sms).grid[0]
     deep = 4 * step + k % step
+    shallow = min(k, step + k % step)
+    kinds = _alike(counts(shallow, sorted({0, grid // 2, grid - 1})))
+    kinds = {0: grid} if len(kinds) == 1 else _alike(counts(shallow, None))
+
+    def total(size: int) -> dict[str, int]:
+        found = counts(size, list(kinds))
+        weights = np.array([kinds[cta] for cta in found.ctas])
+        return {name: int((values * weights).sum()) for name, values in found.per_cta.items()}
+
     if k <= deep + step:
-        return _counts_of(experiment, variant, arch, ptx, problem, sms)
-    low, high = (_counts_of(experiment, variant, arch, ptx, (m, n, size), sms) for size in (deep, deep + step))
-    total = {}
+        return total(k)
+    low, high = total(deep), total(deep + step)
+    result = {}
     for name in low:
         rise, rest = divmod((high[name] - low[name]) * (k - deep), step)
         if rest and name not in POLLED:
             raise EmulationError(
                 f"{variant.name}: {name} is not affine in K, as was expected: run the problem in full."
             )
-        total[name] = low[name] + rise
-    return total
+        result[name] = low[name] + rise
+    return result
 
 
-def _counts_of(
-    experiment: Experiment, variant: Variant, arch: str, ptx: Path, problem: tuple[int, int, int], sms: int | None
-) -> dict[str, int]:
-    """Counts of a whole launch, from three CTAs where they are alike."""
-    memory, launched = prepare(experiment, variant, arch, problem, "integer", 1, sms)
-    grid = launched.grid[0]
-    counts = launch.run(ptx, launched, memory, ctas=sorted({0, grid // 2, grid - 1}), delivery="early").counts
-    if all((values == values[0]).all() for values in counts.per_cta.values()):
-        return {name: int(values[0]) * grid for name, values in counts.per_cta.items()}
-    return launch.run(ptx, launched, memory, delivery="early").counts.totals
+def _alike(counts: Counts) -> dict[int, int]:
+    """The first CTA of each kind, and how many there are of it. How often a wait is asked again makes no kind."""
+    names = [name for name in counts.per_cta if name not in POLLED]
+    rows = np.stack([counts.per_cta[name] for name in names], axis=1)
+    _, first, many = np.unique(rows, axis=0, return_index=True, return_counts=True)
+    return {counts.ctas[i]: int(number) for i, number in zip(first, many, strict=True)}
