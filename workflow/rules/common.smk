@@ -13,7 +13,7 @@ if PACKAGE not in sys.path:
 from rungs import build, settings
 from rungs.errors import RungsError
 from rungs.files import ROOT, module_hash
-from rungs.variants import load_device, load_experiment
+from rungs.variants import experiment_names, load_device, load_experiment
 from snakemake.exceptions import WorkflowError
 
 settings.export_package(PACKAGE)
@@ -31,6 +31,14 @@ LIVE = f"results/{run.results}"
 RECORDED = [f"recorded/{name}" for name in run.recorded]
 WHOLE = run.chosen_ladders is None
 """Whether `all` has the factorials in it: not where ladders were chosen."""
+
+
+FACTORIALS = {
+    name: [factor.name for factor in load_experiment(name).factors.values() if len(factor.levels) > 1]
+    for name in experiment_names()
+    if load_experiment(name).factorial
+}
+"""Experiment -> the factors that its factorial has effects of."""
 
 
 def either(names):
@@ -172,10 +180,9 @@ def figures(*kinds):
 
 def factorial_figures(live=WHOLE):
     return [
-        f"results/{s}/figures/{e}/effect_{name}.{ending}"
+        f"results/{s}/figures/{e}/effect_{factor}.{ending}"
         for s, e in rendered_factorials(live)
-        for name, factor in load_experiment(e).factors.items()
-        if len(factor.levels) > 1
+        for factor in FACTORIALS[e]
         for ending in ("svg", "png")
     ]
 

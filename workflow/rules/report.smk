@@ -26,10 +26,11 @@ rule plot_heatmap:
 
 
 rule plot_ladder:
-    """Draw each rung's share of the control along its ladder."""
+    """Draw each rung's share of the control along its ladder, and the path step by step beside what others published."""
     input:
         data_of,
         sources_behind,
+        published_figures,
     output:
         report(
             "results/{results_set}/figures/{experiment}/ladder_{ladder}.svg",
@@ -39,26 +40,6 @@ rule plot_ladder:
             labels={"set": "{results_set}", "ladder": "{ladder}"},
         ),
         "results/{results_set}/figures/{experiment}/ladder_{ladder}.png",
-    log:
-        "logs/{results_set}/plot_ladder/{experiment}/{ladder}.log",
-    conda:
-        "../../envs/environment.yaml"
-    params:
-        python=PYTHON,
-        stale=stale_in,
-        code=module_hash("plots"),
-    shell:
-        "{params.python:q} -m rungs plot ladder --results results/{wildcards.results_set:q}"
-        " --experiment {wildcards.experiment:q} --of {wildcards.ladder:q} &> {log:q}"
-
-
-rule plot_waterfall:
-    """Draw a ladder's path step by step against the control, beside what others published."""
-    input:
-        data_of,
-        sources_behind,
-        published_figures,
-    output:
         report(
             "results/{results_set}/figures/{experiment}/waterfall_{ladder}.svg",
             caption="../report/waterfall.rst",
@@ -68,43 +49,56 @@ rule plot_waterfall:
         ),
         "results/{results_set}/figures/{experiment}/waterfall_{ladder}.png",
     log:
-        "logs/{results_set}/plot_waterfall/{experiment}/{ladder}.log",
+        "logs/{results_set}/plot_ladder/{experiment}/{ladder}.log",
     conda:
         "../../envs/environment.yaml"
     params:
         python=PYTHON,
         stale=stale_in,
-        code=module_hash("waterfall", "plots", "published"),
+        code=module_hash("plots", "waterfall", "published"),
     shell:
-        "{params.python:q} -m rungs plot waterfall --results results/{wildcards.results_set:q}"
+        "{params.python:q} -m rungs plot ladder waterfall --results results/{wildcards.results_set:q}"
         " --experiment {wildcards.experiment:q} --of {wildcards.ladder:q} &> {log:q}"
 
 
-rule plot_effect:
-    """Draw what each level of a factor buys over K x M=N, averaged over the other factors."""
-    input:
-        data_of_factorial,
-        sources_behind,
-    output:
-        report(
-            "results/{results_set}/figures/{experiment}/effect_{factor}.svg",
-            caption="../report/effect.rst",
-            category="{experiment}",
-            subcategory="factorial",
-            labels={"set": "{results_set}", "factor": "{factor}"},
-        ),
-        "results/{results_set}/figures/{experiment}/effect_{factor}.png",
-    log:
-        "logs/{results_set}/plot_effect/{experiment}/{factor}.log",
-    conda:
-        "../../envs/environment.yaml"
-    params:
-        python=PYTHON,
-        stale=stale_in,
-        code=module_hash("plots", "effects"),
-    shell:
-        "{params.python:q} -m rungs plot effect --results results/{wildcards.results_set:q}"
-        " --experiment {wildcards.experiment:q} --of {wildcards.factor:q} &> {log:q}"
+# One job draws every factor of an experiment, since starting costs more than drawing; which factors there are is the experiment's.
+for factorial_experiment in FACTORIALS:
+
+    rule:
+        name:
+            f"plot_effects_{factorial_experiment}"
+        input:
+            data_of_factorial,
+            sources_behind,
+        output:
+            report(
+                expand(
+                    "results/{{results_set}}/figures/{{experiment}}/effect_{factor}.svg",
+                    factor=FACTORIALS[factorial_experiment],
+                ),
+                caption="../report/effect.rst",
+                category="{experiment}",
+                subcategory="factorial",
+                labels={"set": "{results_set}"},
+            ),
+            expand(
+                "results/{{results_set}}/figures/{{experiment}}/effect_{factor}.png",
+                factor=FACTORIALS[factorial_experiment],
+            ),
+        log:
+            "logs/{results_set}/plot_effects/{experiment}.log",
+        wildcard_constraints:
+            experiment=re.escape(factorial_experiment),
+        conda:
+            "../../envs/environment.yaml"
+        params:
+            python=PYTHON,
+            factors=FACTORIALS[factorial_experiment],
+            stale=stale_in,
+            code=module_hash("plots", "effects"),
+        shell:
+            "{params.python:q} -m rungs plot effect --results results/{wildcards.results_set:q}"
+            " --experiment {wildcards.experiment:q} --of {params.factors:q} &> {log:q}"
 
 
 rule make_tables:

@@ -100,11 +100,11 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--experiment", required=True)
     p.add_argument("--arch", required=True)
 
-    p = verb("plot", _plot, "draw one figure of a results set")
-    p.add_argument("kind", choices=("heatmap", "ladder", "waterfall", "effect"))
+    p = verb("plot", _plot, "draw figures of a results set")
+    p.add_argument("kinds", nargs="+", choices=("heatmap", "ladder", "waterfall", "effect"))
     p.add_argument("--results", type=Path, required=True)
     p.add_argument("--experiment", required=True)
-    p.add_argument("--of", required=True, help="a ladder, or for `effect` a factor")
+    p.add_argument("--of", nargs="+", required=True, metavar="NAME", help="ladders, or for `effect` factors")
 
     p = verb("tables", _tables, "Markdown tables of a results set")
     p.add_argument("--results", type=Path, required=True)
@@ -318,9 +318,12 @@ def _plot(a: argparse.Namespace) -> None:
     from rungs import plots, provenance
     from rungs.variants import load_experiment
 
-    ladder = None if a.kind == "effect" else load_experiment(a.experiment).ladders.get(a.of)
-    shown = [variant.name for variant in ladder.rungs.values()] if ladder else None
-    plots.draw(a.kind, a.results, a.experiment, a.of, provenance.stale(a.results, [a.experiment], shown))
+    ladders = load_experiment(a.experiment).ladders
+    shown = [variant.name for name in a.of if name in ladders for variant in ladders[name].rungs.values()]
+    stale = provenance.stale(a.results, [a.experiment], shown or None)
+    for name in a.of:
+        for kind in a.kinds:
+            plots.draw(kind, a.results, a.experiment, name, stale)
 
 
 def _tables(a: argparse.Namespace) -> None:
