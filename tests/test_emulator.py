@@ -135,6 +135,14 @@ def test_operands_of_every_form():
     assert address.operands[1] == parser.Symbol("bytes", 128)
 
 
+def test_a_pointer_parameter_of_newer_compilers():
+    """For sm_100 on, nvcc says what a parameter points to."""
+    found = parser.parse(
+        kernel("", ".param .u64 .ptr .align 1 out, .param .align 64 .b8 map[128], .param .u32 n"), "k"
+    ).params
+    assert [(param.size, param.offset) for param in found] == [(8, 0), (128, 64), (4, 192)]
+
+
 @pytest.mark.parametrize("version", ["6.5", "9.7"])
 def test_another_isa_version_is_refused(version):
     with pytest.raises(EmulationError, match=rf"of ISA version {version}, where 7.0 to 9.0 was expected"):
@@ -531,6 +539,13 @@ def test_a_barrier_orders_two_warps(schedule, barrier, tmp_path):
     assert not result.findings and result.counts.total("barrier") == 2
 
 
+def test_a_barrier_does_not_wait_for_warps_that_have_ended(tmp_path):
+    body = "setp.ge.u32 %p1, %r0, 64;\n@%p1 bra $END;\n" + EXCHANGE.format(barrier="bar.sync 0;") + "\n$END:"
+    for schedule in ("ascending", "descending"):
+        got, _ = execute(tmp_path, body, threads=96, out=64, schedule=schedule)
+        assert got.tolist() == [t ^ 32 for t in range(64)]
+
+
 def test_without_a_barrier_the_two_race(tmp_path):
     _, result = execute(tmp_path, EXCHANGE.format(barrier=""), threads=64, out=64, race=True)
     assert [(f.kind, len(f.ptx_lines)) for f in result.findings] == [("race", 2)]
@@ -918,6 +933,12 @@ def test_a_wait_lets_all_but_the_newest_groups_land(newest, landed, tmp_path):
     assert got[:landed].tolist() == list(range(landed))
     assert (got[landed:] == 0xFFFFFFFF).all()
     assert len([f for f in result.findings if f.kind == "race"]) == (64 - landed) // 32
+
+
+def test_wait_all_commits(tmp_path):
+    body = CP_ASYNC.format(newest=0, reads="").replace("cp.async.commit_group;", "").replace("wait_group 0", "wait_all")
+    got, result = execute(tmp_path, body, out=64, inputs={"data": np.arange(64, dtype=np.uint32)}, race=True)
+    assert got.tolist() == list(range(64)) and not result.findings
 
 
 def test_what_a_copy_does_not_read_is_zero(tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 from rungs.emulator import metrics
 from rungs.emulator.alu import _fit, _view
 from rungs.emulator.memory import GLOBAL_BASE, PARAM_WINDOW, SHARED_WINDOW, words
-from rungs.emulator.parser import Immediate, Instruction
+from rungs.emulator.parser import Instruction
 from rungs.emulator.state import DTYPES, LANES, Array, Decoder, Mask, Step, Unit, items, remember, uniform
 
 
@@ -36,11 +36,11 @@ def per_cta(counts: Array) -> Array | int:
 def addresses_of(unit: Unit, base: Array, offset: int, mask: Mask, lanes: int = LANES) -> Array:
     """Addresses of the unit's threads, (CTAs or 1, warps, lanes); a thread that is masked out repeats an active one's."""
     found = base.astype(np.int64) + offset
-    if found.flat[0] >= SHARED_WINDOW and found.flat[0] < SHARED_WINDOW + (1 << 32):
-        found = found - SHARED_WINDOW  # a generic address
     found = np.broadcast_to(found, (found.shape[0], unit.warps, LANES))
     if mask is not None:
         found = np.where(mask, found, np.broadcast_to(found, mask.shape)[mask][0])
+    if SHARED_WINDOW <= found.flat[0] < SHARED_WINDOW + (1 << 32):
+        found = found - SHARED_WINDOW  # a generic address
     return found[..., :lanes]
 
 
@@ -340,7 +340,7 @@ def _cp_async(decoder: Decoder, ins: Instruction) -> Step:
         """Once for each pattern of sources and place of targets."""
         key = (id(pattern), id(place))
         held = memo.get(key)
-        if held is None or mask is not None:
+        if held is None:
             waves = metrics.copy_wavefronts(pattern.offsets, place.addresses, size, bypass, mask).sum(axis=1)
             held = remember(memo, key, (pattern, place, waves))
         return held[2]
@@ -380,24 +380,21 @@ def _load_part(unit: Unit, offsets: Array, size: int, reads: Array, mask: Mask, 
 
 
 def _commit(decoder: Decoder, ins: Instruction) -> Step:
-    memo: dict[Any, Any] = {}
-
     def step(unit: Unit, mask: Mask) -> None:
-        held = unit.committed
-        key = id(held)
-        entry = memo.get(key) or remember(memo, key, (held, decoder.intern(held + 1)))
-        unit.committed = entry[1] if mask is None else np.where(mask, entry[1], held)
+        unit.committed = unit.committed + 1 if mask is None else np.where(mask, unit.committed + 1, unit.committed)
 
     return step
 
 
 def _wait_group(decoder: Decoder, ins: Instruction) -> Step:
-    """cp.async.wait_group N: all but the thread's N newest groups have landed; wait_all: all copies, committed or not."""
-    everything = "wait_all" in ins.modifiers
-    newest = 0 if everything else ins.operands[0].value if isinstance(ins.operands[0], Immediate) else 0
+    """cp.async.wait_group N: all but the thread's N newest groups have landed; wait_all commits and waits for all."""
+    newest = getattr(ins.operands[0], "value", 0) if ins.operands else 0
+    commit = _commit(decoder, ins) if "wait_all" in ins.modifiers else None
 
     def step(unit: Unit, mask: Mask) -> None:
-        landed = unit.committed + (1 if everything else -newest)
+        if commit:
+            commit(unit, mask)
+        landed = unit.committed - newest
         if unit.batch.race:
             unit.batch.race.waited(unit, mask, landed)
         if unit.pending:

@@ -116,7 +116,7 @@ def run(batch: Batch, decoder: Decoder, schedule: str, seed: int, max_instructio
         while alive := [unit for unit in batch.units if unit.groups]:
             able = [unit for unit in alive if any(group.waits is None for group in unit.groups)]
             if not able:
-                if not _deliver(batch):
+                if not _deliver(batch) and not any(each.forget_ended(batch) for each in batch.barriers.values()):
                     raise _deadlock(batch, decoder.kernel)
                 continue
             unit = able[-1] if schedule == "descending" else dice.choice(able) if schedule == "random" else able[0]

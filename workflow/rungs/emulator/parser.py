@@ -179,6 +179,7 @@ def _tidy(name: str) -> str:
 
 def _variable(declared: str) -> Variable:
     """`.align 8 .b8 name[16]`, `.u32 name` or `.b8 name[]`."""
+    declared = re.sub(r"\.ptr(\s+\.\w+)*?\s+\.align\s+\d+", "", declared)  # what a pointer points to
     match = re.search(r"\.([bfsu]\d+)\s+([\w$%]+)(?:\[(\d*)\])?\s*$", declared.strip())
     if match is None:
         raise EmulationError(f"The PTX declares {declared.strip()!r}, which is no variable that the emulator knows.")

@@ -27,8 +27,17 @@ class Barrier:
     number: int
     arrived: Array
     needed: Array
+    whole: bool = False
     clock: Any = None
     last: Instruction | None = None
+
+    def forget_ended(self, batch: Batch) -> bool:
+        """Whether threads go on once those that have ended are no longer waited for (`whole`: all of the CTA were)."""
+        before, alive = self.arrived.sum(), batch.alive_warps() * LANES
+        if self.whole:
+            self.needed = np.minimum(self.needed, alive)
+            self.settle(batch)
+        return bool(self.arrived.sum() < before)
 
     def settle(self, batch: Batch) -> None:
         """Let the threads of every CTA go on where all have come."""
@@ -82,7 +91,7 @@ def _bar(decoder: Decoder, ins: Instruction) -> Step:
             )
         barrier.needed = np.where(here, needed, barrier.needed)
         barrier.arrived = barrier.arrived + came
-        barrier.last = ins
+        barrier.last, barrier.whole = ins, count is None
         over = barrier.arrived > barrier.needed
         if over.any():
             raise ins.error(
