@@ -69,7 +69,7 @@ def test_a_second_run_plans_nothing_and_all_adds_only_pages(whole):
     checkout, _ = whole
     assert NOTHING in checkout.planned("factorial").text
     later = checkout.planned("all")
-    assert later.rules.isdisjoint({"sweep", "floor", "build", "effects", "plot_effect", "make_factorial"})
+    assert later.rules.isdisjoint({"sweep", "floor", "build", "effects", "plot_effects_gemm", "make_factorial"})
     assert {"make_index", "verdict"} <= later.rules
 
 
@@ -78,7 +78,7 @@ def test_what_is_left_to_measure_is_listed_by_the_targets_that_need_it(whole):
     for target in ("ladders", "sweeps", "profiles", "heatmap"):
         planned = checkout.planned("--forceall", target)
         assert set(planned.of("sweep", "profile")) == set(RUNGS), target
-        assert planned.rules.isdisjoint({"effects", "plot_effect", "make_factorial"})
+        assert planned.rules.isdisjoint({"effects", "plot_effects_gemm", "make_factorial"})
     for target in ("all", "tables", "report", "factorial"):
         planned = checkout.planned("--forceall", target)
         assert set(planned.of("sweep")) == {*RUNGS, *ALONE} == set(planned.of("profile")), target
@@ -99,7 +99,7 @@ def test_a_deleted_corner_is_measured_again_with_what_depends_on_it_and_nothing_
     measured.csv("sweep", ALONE[1]).unlink()
     planned = measured.planned("factorial")
     assert planned.of("sweep") == [ALONE[1]] and planned.of("floor", "build", "profile") == []
-    assert planned.rules == {"clock", "sweep", "effects", "plot_effect", "make_factorial"}
+    assert planned.rules == {"clock", "sweep", "effects", "plot_effects_gemm", "make_factorial"}
     assert NOTHING in measured.planned("heatmap").text or "sweep" not in measured.planned("heatmap").rules
 
 
@@ -145,8 +145,7 @@ def test_recorded_factorials_are_rendered_without_a_gpu_and_traced(measured):
         "effects",
         "plot_heatmap",
         "plot_ladder",
-        "plot_waterfall",
-        "plot_effect",
+        "plot_effects_gemm",
         "make_tables",
         "make_factorial",
         "make_index",

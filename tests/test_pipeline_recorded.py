@@ -213,7 +213,6 @@ def test_edited_header_draws_the_recorded_set_again_also_in_a_clone(clone):
     assert clone.planned("report").rules == {
         "plot_heatmap",
         "plot_ladder",
-        "plot_waterfall",
         "make_tables",
         "make_index",
     }
