@@ -15,7 +15,7 @@ rule aggregate:
     params:
         python=PYTHON,
         arch=arch_of,
-        limits=limits,
+        limits=limits(),
         variants=variants_in,
         code=module_hash("aggregate", "stats", "bootstrap"),
     shell:
@@ -40,7 +40,7 @@ rule effects:
     params:
         python=PYTHON,
         arch=arch_of,
-        limits=limits,
+        limits=limits(),
         code=module_hash("effects", "aggregate", "stats", "bootstrap"),
     shell:
         "{params.python:q} -m rungs effects --results results/{wildcards.results_set:q}"

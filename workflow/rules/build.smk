@@ -13,7 +13,7 @@ rule build:
     params:
         python=PYTHON,
         toolchain=run.toolchain,
-        compiler=compiler,
+        compiler=compiler(),
         macros=macros,
         code=module_hash("build", "plan"),
     shell:
@@ -24,7 +24,7 @@ rule build:
 rule inspect:
     """Disassemble one binary: a step counts only where nothing but its factor moved."""
     input:
-        binary=lambda wildcards: binary_of(wildcards.variant),
+        binary=BINARY,
         rules="config/evidence.yaml",
     output:
         csv=ensure("results/{live}/csv/inspect/{arch}/{variant}.csv", non_empty=True),

@@ -46,12 +46,18 @@ def either(names):
     return "|".join(sorted(map(re.escape, names))) or "(?!)"
 
 
+def named(experiment):
+    """A pattern of its variants' names: listed one by one they would be 40 kB of 2,000 in every path that Snakemake makes."""
+    levels = {name: "|".join(map(str, factor.levels)) for name, factor in experiment.factors.items()}
+    return re.sub(r"\\{(\w+)\\}", lambda factor: f"(?:{levels[factor[1]]})", re.escape(experiment.pattern))
+
+
 wildcard_constraints:
     live=either([run.results]),
     results_set=either([*([run.results] if run.gpu else []), *RECORDED]),
     arch=either([run.arch]),
     experiment=either(run.experiments),
-    variant=either({*(v.name for e in run.experiments.values() for v in e.estimable()), build.STAMP}),
+    variant="|".join([*map(named, run.experiments.values()), build.STAMP]),
     job="[123]",
 
 
@@ -64,13 +70,31 @@ def manifest_of(variant):
     return f"{LIVE}/build/{run.arch}/{variant}/{variant}.json"
 
 
-def binary_of(variant):
-    """Manifest and cubin, as inputs of a measuring rule."""
+def cubins(manifests):
+    return [path.removesuffix(".json") + ".cubin" for path in manifests]
+
+
+def binary(variant):
+    """Manifest and cubin, as inputs of a rule."""
     return [manifest_of(variant), *cubins([manifest_of(variant)])]
 
 
+BINARY = binary("{variant}")
+
+
 def variant_of(wildcards):
-    return run.experiments[wildcards.experiment].variant(wildcards.variant)
+    return variant_named(wildcards.experiment, wildcards.variant)
+
+
+@functools.cache
+def variant_named(experiment, name):
+    """Several params of several jobs ask for each variant, of which there may be thousands."""
+    return run.experiments[experiment].variant(name)
+
+
+@functools.cache
+def experiment_of(name):
+    return build.find_variant(name)[0]
 
 
 def arms(experiment, variant):
@@ -86,20 +110,18 @@ def floor_arms(wildcards):
     return arms(wildcards.experiment, run.experiments[wildcards.experiment].floor_variant)
 
 
-def cubins(manifests):
-    return [path.removesuffix(".json") + ".cubin" for path in manifests]
-
-
 def headers_of(wildcards):
     """The kernel and the headers that it includes: the inputs of a build."""
-    if wildcards.variant == build.STAMP:
-        kernel = "stamp.cu"
-    else:
-        kernel = build.find_variant(wildcards.variant)[0].kernel
+    kernel = "stamp.cu" if wildcards.variant == build.STAMP else experiment_of(wildcards.variant).kernel
+    return headers(kernel)
+
+
+@functools.cache
+def headers(kernel):
     return [os.path.relpath(ROOT / name) for name in build.sources(kernel)]
 
 
-def compiler(wildcards):
+def compiler():
     """What decides a binary's bytes besides its sources: installing a compiler builds what could not be built without."""
     try:
         return json.dumps(build.find_toolchain(run.toolchain).versions())
@@ -107,7 +129,7 @@ def compiler(wildcards):
         return f"none: {error}"
 
 
-def limits(wildcards):
+def limits():
     """The device's limits: the launch's shared memory and the plausibility check come from them."""
     return json.dumps(vars(load_device(run.arch)), sort_keys=True)
 

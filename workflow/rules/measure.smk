@@ -25,7 +25,7 @@ rule sweep:
     input:
         manifests=arms_of,
         cubins=lambda wildcards: cubins(arms_of(wildcards)),
-        stamp=binary_of(build.STAMP),
+        stamp=binary(build.STAMP),
         clock="results/{live}/clock/sweep/{experiment}/{variant}.json",
     output:
         csv=ensure("results/{live}/csv/sweep/{experiment}/{variant}.csv", non_empty=True),
@@ -40,7 +40,7 @@ rule sweep:
     params:
         python=PYTHON,
         arch=run.arch,
-        limits=limits,
+        limits=limits(),
         gpu=run.gpu_uuid,
         shapes=lambda wildcards: run.shapes_as_json(wildcards.experiment),
         settings=lambda wildcards: run.settings_as_json(wildcards.experiment, variant_of(wildcards)),
@@ -59,7 +59,7 @@ rule floor:
     input:
         manifests=floor_arms,
         cubins=lambda wildcards: cubins(floor_arms(wildcards)),
-        stamp=binary_of(build.STAMP),
+        stamp=binary(build.STAMP),
         clock=lambda wildcards: (
             f"{LIVE}/clock/floor_{wildcards.job}/{wildcards.experiment}/"
             f"{run.experiments[wildcards.experiment].floor_variant.name}.json"
@@ -77,7 +77,7 @@ rule floor:
     params:
         python=PYTHON,
         arch=run.arch,
-        limits=limits,
+        limits=limits(),
         gpu=run.gpu_uuid,
         variant=lambda wildcards: run.experiments[wildcards.experiment].floor_variant.name,
         shapes=lambda wildcards: run.shapes_as_json(wildcards.experiment),

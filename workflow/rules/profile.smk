@@ -1,7 +1,7 @@
 rule profile:
     """Read one rung's counters with Nsight Compute; its times never enter a timing column."""
     input:
-        binary=lambda wildcards: binary_of(wildcards.variant),
+        binary=BINARY,
         metrics="config/ncu_metrics.csv",
         clock="results/{live}/clock/profile/{experiment}/{variant}.json",
     output:
@@ -17,13 +17,13 @@ rule profile:
     params:
         python=PYTHON,
         arch=run.arch,
-        limits=limits,
+        limits=limits(),
         gpu=run.gpu_uuid,
         ncu=run.ncu,
         l2=run.measure["l2"],
         shapes=lambda wildcards: run.profile_shapes_as_json(wildcards.experiment, variant_of(wildcards)),
         time_limit=run.time_limit_s,
-        permission=lambda wildcards: run.profiling_permission,
+        permission=run.profiling_permission if run.profiling else "",
         code=module_hash("profile", "launcher"),
     shell:
         "{params.python:q} -m rungs profile --experiment {wildcards.experiment:q} --variant {wildcards.variant:q}"

@@ -83,10 +83,15 @@ class Run:
     def variants(self, experiment: str, factorial: bool = False) -> list[Variant]:
         """Each variant on the chosen ladders once, or with `factorial` every estimable one where one is declared."""
         if factorial and experiment in self.factorials:
-            return self.experiments[experiment].estimable()
+            return self._estimable[experiment]
         ladders = self.experiments[experiment].ladders
         rungs = itertools.chain.from_iterable(ladders[name].rungs.values() for name in self.ladders(experiment))
         return list(dict.fromkeys(rungs))
+
+    @functools.cached_property
+    def _estimable(self) -> dict[str, list[Variant]]:
+        """Counted out once: there may be thousands."""
+        return {name: self.experiments[name].estimable() for name in self.factorials}
 
     def variant_names(self, factorial: bool = False) -> list[str]:
         return [variant.name for e in self.experiments for variant in self.variants(e, factorial)]
@@ -160,7 +165,9 @@ def resolve(config: Mapping[str, Any]) -> Run:
     notes = []
     for name, experiment in list(experiments.items()):
         if experiment.architectures and arch not in experiment.architectures:
-            notes.append(f"rungs: {name} needs one of {', '.join(experiment.architectures)}, so on {arch} it is left out.")
+            notes.append(
+                f"rungs: {name} needs one of {', '.join(experiment.architectures)}, so on {arch} it is left out."
+            )
             del experiments[name]
         elif ladders is not None and not set(experiment.ladders) & set(ladders):
             del experiments[name]
@@ -172,8 +179,8 @@ def resolve(config: Mapping[str, Any]) -> Run:
         )
     recorded = tuple(name for name in wanted["recorded"] if (Path("results/recorded") / name).is_dir())
     for name in recorded:  # before anything is planned: what is wrong with a set is one sentence
-        for experiment in recorded_experiments(f"recorded/{name}"):
-            load_experiment(experiment)
+        for measured in recorded_experiments(f"recorded/{name}"):
+            load_experiment(measured)
         recorded_arch(f"recorded/{name}")
     if not gpu:
         what = "No GPU is used" if wanted["device"] == EMULATOR else "There is no GPU here"

@@ -1,0 +1,102 @@
+"""Seconds to plan `all`: of experiment gemm, and of the same with one more factor, so that it has about 2,000 variants.
+
+Works in a copy of the checkout without results, for an H200 that only the stand-in for NVML has: nothing is run. With
+`--profile` it prints where the time of the second goes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("Snakefile", "config", "envs", "kernels", "profiles", "workflow")
+LEVELS = 20
+"""Of the factor that is added."""
+
+
+def widen(experiment: Path) -> None:
+    """Give the experiment a factor that nothing depends on; its rungs stand at the first level."""
+    raw = yaml.safe_load(experiment.read_text(encoding="utf-8"))
+    raw["variant_name"] += "_x{extra}"
+    levels = {level: {"title": f"level {level}"} for level in range(LEVELS)}
+    raw["factors"]["extra"] = {"macro": "VARIANT_EXTRA", "title": "extra", "levels": levels}
+    for ladder in raw["ladders"].values():
+        ladder["base"]["extra"] = 0
+    for corner in (raw.get("factorial") or {}).values():
+        if isinstance(corner, dict):
+            corner["extra"] = 0
+    experiment.write_text(yaml.safe_dump(raw, sort_keys=False), encoding="utf-8")
+
+
+def plan(folder: Path, *profiler: str) -> tuple[float, float, int]:
+    """Seconds and processor seconds of a dry run, and the jobs that it plans. Raises SystemExit where it fails."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder / "workflow"), str(ROOT / "tests" / "standin")]),
+        "RUNGS_STANDIN_NVML": str(folder / "nvml.json"),
+    }
+    argv = [
+        sys.executable,
+        *profiler,
+        "-m",
+        "snakemake",
+        "--dry-run",
+        "all",
+        "--config",
+        "experiments=gemm",
+        "recorded=[]",
+    ]
+    start, busy = time.perf_counter(), _busy()
+    run = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True)
+    took, busy = time.perf_counter() - start, _busy() - busy
+    total = re.search(r"^total\s+(\d+)$", run.stdout + run.stderr, re.MULTILINE)
+    if run.returncode or not total:
+        raise SystemExit(f"snakemake ended with {run.returncode}:\n{(run.stdout + run.stderr)[-2000:]}")
+    return took, busy, int(total[1])
+
+
+def _busy() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def main(profiling: bool) -> None:
+    print(
+        f"one core of {os.cpu_count()}\n\n| variants | jobs planned | s | processor s |\n| --- | --- | --- | --- |",
+        flush=True,
+    )
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "rungs"
+        folder.mkdir()
+        for part in PARTS:
+            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy2
+            copy(ROOT / part, folder / part)
+        (folder / "nvml.json").write_text(json.dumps({"gpus": [{"name": "NVIDIA H200", "uuid": "GPU-1"}]}))
+        for widened in (False, True):
+            if widened:
+                widen(folder / "config" / "experiments" / "gemm.yaml")
+            code = "from rungs.variants import load_experiment; print(len(load_experiment('gemm').estimable()))"
+            environment = os.environ | {"PYTHONPATH": str(folder / "workflow")}
+            counted = subprocess.run(
+                [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+            )
+            took, busy, jobs = min(plan(folder) for _ in range(2))
+            print(f"| {counted.stdout.strip()} | {jobs} | {took:.1f} | {busy:.1f} |", flush=True)
+        if profiling:
+            plan(folder, "-m", "cProfile", "-o", str(folder / "profile"))
+            code = f"import pstats; pstats.Stats({str(folder / 'profile')!r}).sort_stats('tottime').print_stats(40)"
+            subprocess.run([sys.executable, "-c", code], check=True)
+
+
+if __name__ == "__main__":
+    main("--profile" in sys.argv[1:])
