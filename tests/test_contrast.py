@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rungs import aggregate, contrast, tables, variants
+from rungs import aggregate, contrast, provenance, tables, variants
 from rungs.errors import RungsError
 from synthetic import ARCH, World, write_set
 
@@ -124,3 +124,21 @@ def test_no_rows_of_the_two_sets_ever_meet(hot, cold, tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"l2": "cold"}))
     with pytest.raises(RungsError, match="a table is hot or cold"):
         aggregate.run(tmp_path, "gemm", ARCH, [name_of("B2"), name_of("B3")])
+
+
+def test_the_readme_shows_a_cold_set_beside_its_hot_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    recorded = provenance.RECORDED
+    make(recorded / "h200", "hot")
+    make(recorded / "h200-cold", "cold", gains={name_of("B3"): -20.0}, seed=7)
+    readme = tmp_path / "README.md"
+    readme.write_text("".join(f"<!-- rungs:h200-cold:gemm:cold:B {edge} -->\n" for edge in ("begin", "end")))
+    assert provenance.readme() == 0
+    text = readme.read_text()
+    assert "K=4096 hot | K=4096 cold" in text
+    assert "<sub>Hot: NVIDIA H200" in text and "<sub>Cold: NVIDIA H200" in text
+    assert (provenance.readme(check=True), capsys.readouterr().out.splitlines()[-1]) == (0, "README.md is current.")
+    readme.write_text(text.replace(":cold:B", ":cold:S"))
+    with pytest.raises(RungsError, match="names no block"):
+        provenance.readme()
