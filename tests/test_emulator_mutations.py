@@ -204,3 +204,10 @@ def test_a_kernel_that_never_ends_is_stopped_with_its_place(tmp_path):
         EmulationError, match=r"PTX line \d+ .*is reached after 20000 instructions, where the kernel was expected"
     ):
         launch.run(path, plan, memory, max_instructions=20_000)
+
+
+def test_the_races_found_before_a_kernel_is_stopped_are_kept(tmp_path):
+    name = "abl_L2_R1_bl1_s2_sw1"
+    found = watched(name, MUTATIONS["a try_wait dropped"][1](source(name))[0], tmp_path)
+    assert "arrives 1 times at the mbarrier" in found.failure
+    assert {finding.kind for finding in found.findings} == {"race"}

@@ -197,17 +197,25 @@ UNARY: dict[str, Function] = {
     "tanh": np.tanh,
     "brev": _reverse,
 }
-BINARY: dict[str, Function] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
+LOGIC: dict[str, Function] = {
     "and": lambda a, b: a & b,
     "or": lambda a, b: a | b,
     "xor": lambda a, b: a ^ b,
+}
+BINARY: dict[str, Function] = LOGIC | {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
     "min": lambda a, b: np.fmin(a, b) if a.dtype.kind == "f" else np.minimum(a, b),
     "max": lambda a, b: np.fmax(a, b) if a.dtype.kind == "f" else np.maximum(a, b),
     "div": _divide,
     "rem": _remainder,
 }
+
+
+def _ordered(a: Array, b: Array) -> Array:
+    return (a == a) & (b == b)
+
+
 COMPARE: dict[str, Function] = {
     "eq": lambda a, b: a == b,
     "ne": lambda a, b: (a != b) & _ordered(a, b),
@@ -215,10 +223,6 @@ COMPARE: dict[str, Function] = {
     "le": lambda a, b: a <= b,
     "gt": lambda a, b: a > b,
     "ge": lambda a, b: a >= b,
-    "lo": lambda a, b: a < b,
-    "ls": lambda a, b: a <= b,
-    "hi": lambda a, b: a > b,
-    "hs": lambda a, b: a >= b,
     "equ": lambda a, b: (a == b) | ~_ordered(a, b),
     "neu": lambda a, b: a != b,
     "ltu": lambda a, b: ~(a >= b),
@@ -228,15 +232,7 @@ COMPARE: dict[str, Function] = {
     "num": lambda a, b: _ordered(a, b),
     "nan": lambda a, b: ~_ordered(a, b),
 }
-LOGIC: dict[str, Function] = {
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b,
-}
-
-
-def _ordered(a: Array, b: Array) -> Array:
-    return (a == a) & (b == b)
+COMPARE |= {unsigned: COMPARE[name] for unsigned, name in (("lo", "lt"), ("ls", "le"), ("hi", "gt"), ("hs", "ge"))}
 
 
 # ---- instructions ----------------------------------------------------------------------------------------------------
@@ -481,21 +477,12 @@ def widen_bf16(value: Array) -> Array:
 
 def _to_space(decoder: Decoder, ins: Instruction) -> Step:
     """cvta between generic addresses and those of a state space."""
-    window = next(
-        (
-            base
-            for space, base in (("shared", SHARED_WINDOW), ("param", PARAM_WINDOW), ("global", 0))
-            if space in {m.split("::")[0] for m in ins.modifiers}
-        ),
-        None,
-    )
-    if window is None:
-        raise ins.error("names a state space that the emulator lacks")
-    offset = np.uint64(window)
-    wide = _type(ins)
-    if "to" in ins.modifiers:
-        return plain(lambda a: a - a.dtype.type(offset), ins, decoder, wide)
-    return plain(lambda a: a + a.dtype.type(offset), ins, decoder, wide)
+    windows = {"shared": SHARED_WINDOW, "param": PARAM_WINDOW, "global": 0}
+    space = next((m.split("::")[0] for m in ins.modifiers if m != "to"), "")
+    if space not in windows or _type(ins) != "u64":
+        raise ins.error("converts an address in a way that the emulator lacks")
+    offset = np.uint64(windows[space])
+    return plain((lambda a: a - offset) if "to" in ins.modifiers else (lambda a: a + offset), ins, decoder, "u64")
 
 
 def _shared_window(decoder: Decoder, ins: Instruction) -> Step:
@@ -519,8 +506,8 @@ def _logical(decoder: Decoder, ins: Instruction) -> Step:
 
 
 COMPILE: dict[str, Callable[[Decoder, Instruction], Step]] = {
-    **{name: _unary for name in UNARY},
-    **{name: _binary for name in BINARY},
+    **dict.fromkeys(UNARY, _unary),
+    **dict.fromkeys(BINARY, _binary),
     **dict.fromkeys(("and", "or", "xor", "not"), _logical),
     **dict.fromkeys(("mul", "mad", "fma"), _multiply),
     **dict.fromkeys(("popc", "clz"), _counting),

@@ -51,14 +51,14 @@ class Load:
 
 @dataclass(eq=False)
 class Store:
-    """A copy out of shared memory. `group` is the bulk group of the thread that issued it."""
+    """A copy out of shared memory. `group` is the bulk group of the thread of `warp` that issued it."""
 
     ins: Instruction
     rows: Array
     offsets: Array
     keep: Array
     size: int
-    ctas: Array
+    warp: int
     group: int
     landed: bool = False
 
@@ -290,9 +290,9 @@ def _store(decoder: Decoder, ins: Instruction, tensor: bool) -> Step:
         groups = issue.read(unit.bulk_committed)
         if batch.race:
             batch.race.bulk_read(issue, rows, pc, groups)
-        for group in np.unique(groups):
-            of = groups == group
-            copy = Store(ins, rows[of], offsets[of], keep[of], size, issue.ctas[of], int(group))
+        for group, warp in sorted(set(zip(groups.tolist(), issue.warps.tolist(), strict=True))):
+            of = (groups == group) & (issue.warps == warp)
+            copy = Store(ins, rows[of], offsets[of], keep[of], size, unit.first + warp, group)
             unit.bulk_pending.append(copy)
             if not batch.late:
                 copy.land(batch)

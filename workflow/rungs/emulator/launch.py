@@ -110,7 +110,11 @@ def run(
         )
         if race:
             batch.race = Detector(batch)
-        machine.run(batch, decoder, schedule, seed, max_instructions)
+        try:
+            machine.run(batch, decoder, schedule, seed, max_instructions)
+        except EmulationError as error:
+            error.findings = tuple(batch.race.found.values()) if batch.race else ()
+            raise
         parts.append(batch)
         result.findings += batch.findings
     _collect(result, kernel, parts)
@@ -180,8 +184,6 @@ def _symbols(kernel: Kernel) -> dict[str, int]:
 
 
 # ---- counts ----------------------------------------------------------------------------------------------------------
-
-MEMORY_KINDS = ("lds", "ldsm", "sts", "stsm", "ldgsts", "ldg", "stg", "tma_load", "tma_store")
 
 
 def kind_of(ins: Instruction) -> str:

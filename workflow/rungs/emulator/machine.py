@@ -120,14 +120,10 @@ def run(batch: Batch, decoder: Decoder, schedule: str, seed: int, max_instructio
                     raise _deadlock(batch, decoder.kernel)
                 continue
             unit = able[-1] if schedule == "descending" else dice.choice(able) if schedule == "random" else able[0]
-            budget = dice.randint(1, 2 * SLICE) if schedule == "random" else left
-            left -= _run_unit(unit, decoder, min(budget, left))
-            if left <= 0:
-                at = (
-                    decoder.kernel.code[min(group.pc for group in unit.groups)]
-                    if unit.groups
-                    else decoder.kernel.code[-1]
-                )
+            budget = dice.randint(1, 2 * SLICE) if schedule == "random" else max(left, 1)
+            left -= _run_unit(unit, decoder, budget)
+            if left <= 0 and unit.groups:
+                at = decoder.kernel.code[min(group.pc for group in unit.groups)]
                 raise at.error(
                     f"is reached after {max_instructions} instructions, where the kernel was expected to have ended"
                 )
@@ -140,9 +136,8 @@ def _leftovers(batch: Batch) -> None:
     def report(ins: Instruction, sentence: str) -> None:
         batch.findings.append(Finding("left behind", f"{ins.where} {sentence}.", (ins.line,), (ins.source,)))
 
-    for copy in batch.in_flight:
+    for copy in batch.in_flight[:1]:
         report(copy.ins, "is still under way when the kernel ends, where a wait on its mbarrier was expected")
-        break
     for store in [store for unit in batch.units for store in unit.bulk_pending][:1]:
         report(
             store.ins,
@@ -275,7 +270,7 @@ def _part_of(unit: Unit, first: int, stop: int) -> Unit:
         _warps(unit.committed, first, stop),
         pending,
         _warps(unit.bulk_committed, first, stop),
-        list(unit.bulk_pending) if first == 0 else [],
+        [store for store in unit.bulk_pending if first <= store.warp - unit.first < stop],
     )
 
 

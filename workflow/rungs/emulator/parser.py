@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rungs.errors import RungsError
 
@@ -18,7 +19,12 @@ REGISTER_BITS = {"pred": 1, "f16": 16, "f32": 32, "f64": 64, **{f"{t}{b}": b for
 
 
 class EmulationError(RungsError):
-    """One sentence: the PTX line, the CUDA source line, what happened and what was expected."""
+    """One sentence: the PTX line, the CUDA source line, what happened and what was expected.
+
+    `findings` are the races that had been found when the kernel was stopped.
+    """
+
+    findings: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

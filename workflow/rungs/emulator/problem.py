@@ -35,12 +35,8 @@ class Outcome:
     error: float
     failure: str = ""
     result: Result | None = None
-    sample: bool = False
+    findings: list[Finding] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def findings(self) -> list[Finding]:
-        return self.result.findings if self.result else []
 
     @property
     def good(self) -> bool:
@@ -116,7 +112,7 @@ def emulate_gemm(
             ptx, launched, memory, ctas=ctas, schedule=schedule, delivery=delivery, race=race, seed=seed
         )
     except EmulationError as error:
-        return Outcome(problem, ran, False, float("nan"), str(error), sample=ctas is not None)
+        return Outcome(problem, ran, False, float("nan"), str(error), findings=list(error.findings))
     expected = reference(memory, plans.b_is_n_by_k(experiment, variant))
     written = memory.region("c").written
     assert written is not None
@@ -129,7 +125,7 @@ def emulate_gemm(
         difference, limit = np.abs(found - expected) / np.maximum(scale, np.abs(expected)), TOLERANCE
     compared = difference[complete] if ctas is not None else difference
     largest = float(np.max(compared)) if compared.size else float("nan")  # NaN, where nothing was written, stays NaN
-    return Outcome(problem, ran, bool(largest <= limit), largest, "", result, ctas is not None, result.counts.totals)
+    return Outcome(problem, ran, bool(largest <= limit), largest, "", result, result.findings, result.counts.totals)
 
 
 def affine_counts(

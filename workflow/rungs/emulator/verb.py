@@ -91,8 +91,9 @@ def run(
 
 
 def _lines(outcome: Outcome, counts: dict[str, int], fill: str) -> list[str]:
+    found = [f"{finding.kind}: {finding.sentence}" for finding in outcome.findings]
     if outcome.failure:
-        return [f"failed: {outcome.failure}"]
+        return [f"failed: {outcome.failure}", *found]
     exact = "equal to numpy" if fill == "integer" else f"largest error {outcome.error:.1e} against numpy"
     lines = [f"right: {exact}" if outcome.right else f"WRONG: largest error {outcome.error:g} against numpy"]
     rows: list[tuple[str, ...]] = [("warp instructions of the launch", "", *COLUMNS)]
@@ -114,5 +115,5 @@ def _lines(outcome: Outcome, counts: dict[str, int], fill: str) -> list[str]:
                 lines.append(
                     f"bank conflicts: PTX line {site.ptx_line} ({site.opcode}; {site.source}), {ways:g} times the wavefronts"
                 )
-    lines += [f"{finding.kind}: {finding.sentence}" for finding in outcome.findings]
+    lines += found
     return lines
