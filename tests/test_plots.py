@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -80,6 +81,8 @@ def test_the_same_data_gives_the_same_bytes_and_no_dates(results, tmp_path):
     for name in ("heatmap_B.svg", "ladder_B.svg"):
         assert b"<dc:date>" not in first[name]
         assert b"<dc:creator>" not in first[name]
+        assert first[name].count(b"font-family") == 1 and b"<text" in first[name], "text is text, in one font"
+        assert ElementTree.fromstring(first[name]).tag.endswith("svg")
     assert b"Matplotlib" not in first["heatmap_B.png"]
 
 

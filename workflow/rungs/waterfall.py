@@ -22,7 +22,8 @@ from rungs.variants import Experiment, Ladder
 UP, DOWN, BODY, PEER = PALETTE(0.9), PALETTE(0.1), "#d9dfe6", "#8a3d8f"
 PUBLISHED = "////"
 """Hatch of bars that were not measured here."""
-PANELS_ACROSS = 3
+WIDEST = 15.0
+"""Inches: as many panels stand side by side as fit, at most three."""
 INSTRUCTION = "mma.sync"
 """Of the kernels here: only peers that multiply with it are comparable."""
 
@@ -52,9 +53,9 @@ def plot_waterfall(
     depths = sorted(set(shapes["k"].astype(int)))
     others = published.ladders(ladder.published)
     count = len(depths) + len(others)
-    across = min(PANELS_ACROSS, count)
     bars = max([len(ladder.path) + 1.65, *(len(other.rungs) for other in others)])
-    width, panel = max(7.0, 0.9 + across * (0.62 * bars + 0.2)), 3.3
+    across = max(1, min(3, count, int((WIDEST - 0.9) / (0.62 * bars + 0.2))))
+    width, panel = max(9.0, 0.9 + across * (0.62 * bars + 0.2)), 3.3
     height = 1.1 + -(-count // across) * panel
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(width, height))
@@ -175,7 +176,7 @@ def _draw_bars(axes: Axes, bars: Sequence[Bar], control: str, hatch: str | None 
         axes.text(x, 2, f"{bar.share:.1f} %", ha="center", va="bottom", fontsize=6.8)
     axes.axhline(100, color=INK, linewidth=0.9)
     axes.text(-0.5, 100.8, control, ha="left", va="bottom", fontsize=7)
-    labels = ["\n".join([bar.name, *textwrap.wrap(bar.what, 13)]) for bar in bars]
+    labels = ["\n".join([bar.name, *textwrap.wrap(bar.what, 12)]) for bar in bars]
     axes.set_xticks(range(len(bars)), labels, fontsize=6.2)
 
 
