@@ -1,9 +1,15 @@
-"""Seconds to build and to inspect each variant of the ladders, one after another on one core."""
+"""Seconds to build and to inspect each variant of the ladders, one after another on one core; and every variant by Snakemake.
+
+The second part starts from nothing in a copy of the checkout, with one core and with all of them; `--ladders` leaves it out.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -12,18 +18,21 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow"))
 
 from rungs import build, inspect, settings
+from rungs.files import ROOT
 from rungs.variants import load_experiment
 
+PARTS = ("Snakefile", "config", "envs", "kernels", "profiles", "workflow")
 
-def main(arch: str = settings.DEFAULT_ARCH) -> None:
-    """Print a table for one architecture; a variant that the chip lacks is left out."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+def ladders(arch: str) -> None:
+    """A table for one architecture; a variant that the chip lacks is left out."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
     tools = build.find_toolchain("pip")
     experiment = load_experiment("gemm")
     variants = dict.fromkeys(v for ladder in experiment.ladders.values() for v in ladder.rungs.values())
-    print(
-        f"{arch}, nvcc {tools.versions()['nvcc']}, one core of {os.cpu_count()}\n\n| variant | build s | inspect s |\n| --- | --- | --- |"
-    )
+    print(f"{arch}, nvcc {tools.versions()['nvcc']}, one core of {os.cpu_count()}\n")
+    print("| variant | build s | inspect s |\n| --- | --- | --- |")
     builds = []
     with tempfile.TemporaryDirectory() as folder:
         for variant in variants:
@@ -36,8 +45,36 @@ def main(arch: str = settings.DEFAULT_ARCH) -> None:
             inspect.run(variant.name, arch, manifest, manifest.with_suffix(".csv"), "pip")
             builds.append(built - start)
             print(f"| {variant.name} | {built - start:.2f} | {time.perf_counter() - built:.2f} |")
-    print(f"\nbuild: median {statistics.median(builds):.2f} s, slowest {max(builds):.2f} s")
+    print(f"\nbuild: median {statistics.median(builds):.2f} s, slowest {max(builds):.2f} s\n", flush=True)
+    os.sched_setaffinity(0, cores)
+
+
+def factorial(cores: int) -> None:
+    """A line with the seconds of `snakemake factorial` from nothing, which without a GPU builds and inspects all variants."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "rungs"
+        folder.mkdir()
+        for part in PARTS:
+            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy2
+            copy(ROOT / part, folder / part)
+        config = ["--config", "device=emulator", "experiments=gemm", "recorded=[]"]
+        command = [sys.executable, "-m", "snakemake", "--cores", str(cores), "factorial", *config]
+        start = time.perf_counter()
+        run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        took = time.perf_counter() - start
+        if run.returncode:
+            raise SystemExit(f"{' '.join(command)} ended with {run.returncode}:\n{run.stderr[-2000:]}")
+        built = len(re.findall(r"^(?:local)?rule build:", run.stderr + run.stdout, re.MULTILINE))
+        print(f"| {built} | {cores} | {took:.0f} |", flush=True)
+
+
+def main(arguments: list[str]) -> None:
+    ladders(next((argument for argument in arguments if not argument.startswith("-")), settings.DEFAULT_ARCH))
+    if "--ladders" not in arguments:
+        print("| binaries built and inspected | --cores | s |\n| --- | --- | --- |", flush=True)
+        for cores in sorted({1, os.cpu_count() or 1}):
+            factorial(cores)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])
