@@ -232,7 +232,9 @@ def _run_ninja(folder: Path, unit: Unit, arch: str, toolchain: Toolchain) -> str
     )
     ptxas = [toolchain.ptxas, *PTXAS_FLAGS, f"-arch={arch}", str(ptx), "-o", str(cubin)]
     log = shlex.quote(str(report))
-    assemble = f"{shlex.join(ptxas)} > {log} 2>&1 || {{ cat {log}; exit 1; }}"
+    # Where none of the sources lies: ptxas writes the date and size of each file that it finds into the line table.
+    elsewhere = shlex.quote(str(folder))
+    assemble = f"cd {elsewhere} && {shlex.join(ptxas)} > {log} 2>&1 || {{ cat {log}; exit 1; }}"
     text = (
         f"builddir = {_ninja(str(folder))}\n"
         f"rule ptx\n  command = {_ninja(compile_ptx)}\n  depfile = {_ninja(f'{ptx}.d')}\n  description = nvcc {unit.name}\n"

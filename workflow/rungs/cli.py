@@ -159,6 +159,10 @@ def _parser() -> argparse.ArgumentParser:
     p = verb("status", _status, "list recorded results and those whose source has changed since")
     p.add_argument("--toolchain", choices=("pip", "system"), default="pip")
 
+    p = verb("reaffirm", _reaffirm, "let results stand whose changed sources still compile to the same PTX")
+    p.add_argument("results", type=Path, help="a set, for example results/recorded/h200")
+    p.add_argument("--toolchain", choices=("pip", "system"), default="pip")
+
     p = verb("record", _record, "promote live results to results/recorded/")
     p.add_argument("results", type=Path, help="a live set, for example results/h200")
     p.add_argument("--experiment", default="gemm")
@@ -386,6 +390,12 @@ def _status(a: argparse.Namespace) -> None:
     from rungs import provenance
 
     provenance.print_status()
+
+
+def _reaffirm(a: argparse.Namespace) -> None:
+    from rungs import provenance
+
+    provenance.reaffirm(a.results, a.toolchain)
 
 
 def _record(a: argparse.Namespace) -> None:

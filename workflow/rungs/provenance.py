@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from rungs import build, schemas, settings
 from rungs.errors import RungsError
-from rungs.files import ROOT, sha256_file, sha256_json, whole, write_text
+from rungs.files import ROOT, sha256_file, sha256_json, whole, write_json, write_text
 from rungs.variants import Experiment, experiment_names, load_experiment
 
 CLOCKS_READ = (("idle", "idle_mhz"), ("read back", "read_back_mhz"), ("under load", "load_mhz"))
@@ -70,15 +71,60 @@ def _why_stale(manifest: Mapping[str, Any], results: Path) -> str:
             source_hash, options = _current(binary["variant"], manifest["arch"])
         except RungsError as error:
             return f"its binary cannot be built any more ({error})"
-        if source_hash != binary["source_hash"]:
-            return f"the source of {binary['variant']} has changed since"
         built = results / "build" / manifest["arch"] / binary["variant"] / f"{binary['variant']}.json"
-        if built.exists():
-            made = schemas.read_manifest(built)
+        made = schemas.read_manifest(built) if built.exists() else {}
+        if not _same_code(made, binary["source_hash"], source_hash):
+            return f"the source of {binary['variant']} has changed since"
+        if made:
             launch = [made.get(key) for key in ("macros", "flags", "smem_dynamic_bytes", "threads")]
             if sha256_json(launch) != options:
                 return f"macros, flags or launch of {binary['variant']} have changed since"
     return ""
+
+
+def _same_code(made: Mapping[str, Any], *source_hashes: str) -> bool:
+    """Whether sources of these hashes are one, or all known to compile to the PTX of that build manifest."""
+    return len(set(source_hashes)) == 1 or set(source_hashes) <= {made.get("source_hash"), *made.get("same_ptx", {})}
+
+
+def reaffirm(results: Path, toolchain: str) -> None:
+    """Compile again every binary of a set whose source has changed since, and note in its manifest where the PTX is the same.
+
+    An edit that leaves a variant's PTX as it was, line numbers included, leaves its results standing: ptxas of one version
+    makes the same code of it. Raises RungsError where the compiler is another one than the set's.
+    """
+    tools = build.find_toolchain(toolchain)
+    same, other = 0, []
+    for path in sorted((results / "build").glob("*/*/*.json")):
+        made = schemas.read_manifest(path)
+        name, arch = made["variant"], made["arch"]
+        if made["status"] != "ok" or name == build.STAMP:
+            continue
+        if made["compiler"] != tools.versions():
+            raise RungsError(
+                f"{path} was built with {made['compiler']} and this is {tools.versions()}, whose PTX says nothing about it:"
+                " install that compiler, or measure again."
+            )
+        try:
+            source_hash, options = _current(name, arch)
+        except RungsError:
+            source_hash, options = "", ""
+        if source_hash == made["source_hash"] or source_hash in made.get("same_ptx", {}):
+            continue
+        with tempfile.TemporaryDirectory(prefix="rungs-reaffirm-") as folder:
+            again = build.build(name, arch, Path(folder) / name / f"{name}.json", tools) if source_hash else {}
+        launch = sha256_json([made.get(key) for key in ("macros", "flags", "smem_dynamic_bytes", "threads")])
+        if launch == options and again.get("ptx_sha256") == made["ptx_sha256"]:
+            write_json(path, {**made, "same_ptx": {**made.get("same_ptx", {}), source_hash: again["sources"]}})
+            same += 1
+        else:
+            other.append(name)
+    print(
+        f"{results}: the sources of {same + len(other)} binaries have changed since; {same} still have the same PTX, so their"
+        " results stand."
+    )
+    for name in other:
+        print(f"  other code now: {name}, to be measured again")
 
 
 @functools.cache
@@ -422,8 +468,11 @@ def _binary_links(results: Path, arch: str, arm: str, binary: Mapping[str, Any])
         return
     made = schemas.read_manifest(path)
     same = all(made.get(key) == binary[key] for key in ("build_id", "source_hash", "cubin_sha256"))
+    known = not same and _same_code(made, binary["source_hash"], made["source_hash"])
     yield Link(
-        f"  arm {arm}: binary {binary['cubin_sha256'][:16]}…, build {binary['build_id']}, is that of {path}", same
+        f"  arm {arm}: binary {binary['cubin_sha256'][:16]}…, build {binary['build_id']}, is"
+        f" {'of the same PTX as' if known else ''} that of {path}".replace("is  that", "is that"),
+        same or known,
     )
     parts = {key: made[key] for key in ("source_hash", "macros", "flags", "compiler")}
     yield Link(
@@ -438,7 +487,11 @@ def _binary_links(results: Path, arch: str, arm: str, binary: Mapping[str, Any])
         sha256_json(made["sources"]) == made["source_hash"],
     )
     changed = [source for source, digest in made["sources"].items() if not _is(ROOT / source, digest)]
-    yield Link(f"    those files are this checkout's{f', but not {changed[0]}' if changed else ''}", not changed)
+    today = [h for h, sources in made.get("same_ptx", {}).items() if all(_is(ROOT / s, d) for s, d in sources.items())]
+    if changed and today:
+        yield Link(f"    {changed[0]} has changed since; this checkout's files, {today[0][:16]}…, compile to the same PTX", True)
+    else:
+        yield Link(f"    those files are this checkout's{f', but not {changed[0]}' if changed else ''}", not changed)
     yield Link(f"    {' '.join(made['flags'])}, nvcc {made['compiler']['nvcc']}, {_macros(made['macros'])}")
 
 
