@@ -18,8 +18,12 @@ from rungs.errors import Refused
 from rungs.files import ROOT
 from rungs.variants import load_experiment
 
+PROFILES = ROOT / "results/recorded/h200/csv/profile"
 GEMM, TUNED, ARCH = load_experiment("gemm"), load_experiment("gemm_tuned"), "sm_90a"
-RECORDED = sorted((ROOT / "results/recorded/h200/csv/profile/gemm").glob("*.csv"))
+RUNGS = {v for e in (GEMM, TUNED) for ladder in e.ladders.values() for v in ladder.rungs.values()}
+RECORDED = [
+    path for v in sorted(RUNGS, key=lambda v: v.name) if (path := PROFILES / v.experiment / f"{v.name}.csv").is_file()
+]
 # Every load, read, layout, number of stages and swizzle, and each pair of load with each of the others, at least once.
 VARIANTS = [
     "abl_L0_R0_bl0_s1_sw1",
@@ -108,15 +112,16 @@ def test_only_the_ctas_asked_for_run():
 
 # ---- counted ---------------------------------------------------------------------------------------------------------
 
-# What differs on the chip, and why nothing here can say it: bank conflicts of a busy machine include waiting for each other
-# (0 or exact where one CTA has the SM, at 512 x 512), and a few sectors are found in L1.
-BUSY = {
+# On a chip bank conflicts include what instructions of other warps did to each other: nothing or next to it where one CTA has
+# the SM (512 x 512), a few percent of the wavefronts where two have. A few sectors are found in L1.
+CONFLICTS = {
     "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
     "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
-    "l1tex__m_xbar2l1tex_read_bytes_mem_lg_op_ld.sum",
 }
-# These two do not count a K tile of the prologue where ptxas predicates its LDGSTS (`@P0 LDGSTS`) rather than branch round
-# it; smsp__inst_executed_op_ldgsts of the same launch has all of them.
+FETCHED = "l1tex__m_xbar2l1tex_read_bytes_mem_lg_op_ld.sum"
+# These two leave out the first K tile where ptxas predicates the prologue's LDGSTS (`@P0 LDGSTS`) rather than branch round
+# it: just so in the 13 of the 38 binaries with cp.async that do, whether one, two or three tiles are predicated.
+# smsp__inst_executed_op_ldgsts of the same launch has all of them.
 PATCHED = {
     "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldgsts.sum",
     "sm__sass_l1tex_m_xbar2l1tex_read_bytes_mem_global_op_ldgsts_cache_bypass.sum",
@@ -126,15 +131,22 @@ PATCHED = {
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_counts_equal_those_of_a_real_gpu(path):
     rows = pd.read_csv(path)
-    name = rows["variant"].iloc[0]
-    for (m, n, k), recorded in rows.groupby(["m", "n", "k"]):
+    experiment = load_experiment(rows["experiment"].iloc[0])
+    variant = experiment.variant(rows["variant"].iloc[0])
+    for (m, n, k), recorded in rows[rows["m"] <= 4096].groupby(["m", "n", "k"]):
         measured = recorded.dropna(subset=["value"]).set_index("metric")["value"]
-        counted = metrics.as_ncu(problem.affine_counts(GEMM, GEMM.variant(name), ARCH, ptx(name), (m, n, k)))
-        for metric, value in counted.items():
-            if metric not in measured or (metric in BUSY and m > 512):
-                continue
-            allowed = {value, value - value // (k // 32)} if metric in PATCHED else {value}
-            assert measured[metric] in allowed, (metric, (m, n, k), value)
+        counts = problem.affine_counts(experiment, variant, ARCH, ptx(variant.name), (m, n, k))
+        waves = sum(counts.get(f"wavefronts_{kind}", 0) for kind in ("lds", "ldsm", "sts", "stsm"))
+        for metric, value in metrics.as_ncu(counts).items():
+            found = measured.get(metric, value)
+            if metric in CONFLICTS:
+                good = value <= found <= value + (0.01 if m <= 512 else 0.3) * waves
+            elif metric == FETCHED:
+                good = 0.999 * value <= found <= value
+            else:
+                tiles = k // experiment.values(variant)["TILE_K"]
+                good = found == value or (metric in PATCHED and found == value - value // tiles)
+            assert good, (metric, (m, n, k), value, found)
 
 
 def test_the_counts_of_the_anchor_on_an_h200():
