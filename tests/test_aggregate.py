@@ -449,6 +449,7 @@ def test_a_csv_under_another_variants_name_is_refused(results):
 )
 @pytest.mark.parametrize("which", ["sweep", "floor"])
 def test_what_one_table_must_not_mix_is_refused_by_name(results, keys, words, which):
+    """Rows 8 and 9 of the cases. Kind: two results side by side that differ in more than what the table says they do."""
     path = sweep(results, "B5") if which == "sweep" else results / "csv" / "floor" / "gemm" / "2.csv"
     edit_manifest(path, **keys)
     message = refusal(results)

@@ -431,7 +431,7 @@ def _rows(run_id: str, rung: Variant, shape: tuple[int, int, int], part: Mapping
                 "sm_mhz": None if sample["sm_mhz"] is None else round(sample["sm_mhz"]),
                 "throttle": condition["throttle"],
                 "power_w": None if condition["power_w"] is None else round(condition["power_w"]),
-                "temp_c": condition["temp_c"],
+                "temp_c": None if condition["temp_c"] is None else round(condition["temp_c"]),
                 "status": "flagged" if sample["flag"] else "ok",
                 "reason": sample["flag"],
             }
