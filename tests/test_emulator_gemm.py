@@ -149,6 +149,10 @@ def test_counts_equal_those_of_a_real_gpu(path):
             assert good, (metric, (m, n, k), value, found)
 
 
+def test_recordings_of_the_ladders_are_there_to_be_held_against():
+    assert len(RECORDED) >= 11
+
+
 def test_the_counts_of_the_anchor_on_an_h200():
     """ncu on rung B3 and B5 at 4096^3, as first measured."""
     b3, b5 = (GEMM.variant(rung) for rung in ("B3", "B5"))
