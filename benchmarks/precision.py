@@ -11,15 +11,16 @@ import numpy as np
 import pandas as pd
 
 from rungs import schemas
+from rungs.files import manifest_of
 from rungs.measure import TWIN
 
 
 def a_a(results: Path, experiment: str) -> pd.DataFrame:
     """Per shape: the median of binary against twin in each floor job, in percent."""
     found: dict[tuple[int, ...], list[float]] = {}
-    for path in sorted((results / "csv" / "floor" / experiment).glob("*.csv")):
+    for path in sorted((results / "csv" / "floor" / experiment).glob("*.csv*")):
         frame = schemas.read_csv("sweep", path)
-        variant = schemas.read_manifest(path.with_suffix(".json"))["variant"]
+        variant = schemas.read_manifest(manifest_of(path))["variant"]
         for shape, rows in frame[frame["status"] == "ok"].groupby(["m", "n", "k"]):
             times = rows.pivot(index="round", columns="arm", values="time_us").dropna()
             found.setdefault(shape, []).append(100 * float(np.median(np.log(times[TWIN] / times[variant]))))

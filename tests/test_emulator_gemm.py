@@ -15,14 +15,14 @@ from rungs.emulator import launch, metrics, problem
 from rungs.emulator.memory import GlobalMemory
 from rungs.emulator.parser import EmulationError
 from rungs.errors import Refused
-from rungs.files import ROOT
+from rungs.files import ROOT, stored
 from rungs.variants import load_experiment
 
 PROFILES = ROOT / "results/recorded/h200/csv/profile"
 GEMM, TUNED, ARCH = load_experiment("gemm"), load_experiment("gemm_tuned"), "sm_90a"
 RUNGS = {v for e in (GEMM, TUNED) for ladder in e.ladders.values() for v in ladder.rungs.values()}
 RECORDED = [
-    path for v in sorted(RUNGS, key=lambda v: v.name) if (path := PROFILES / v.experiment / f"{v.name}.csv").is_file()
+    path for v in sorted(RUNGS, key=lambda v: v.name) if (path := stored(PROFILES / v.experiment / f"{v.name}.csv")).is_file()
 ]
 # Every load, read, layout, number of stages and swizzle, and each pair of load with each of the others, at least once.
 VARIANTS = [

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rungs import schemas, stats
 from rungs.errors import RungsError
-from rungs.files import sha256_file
+from rungs.files import manifest_of, sha256_file, stored
 from rungs.measure import HEADROOM
 from rungs.profile import metrics_for
 from rungs.variants import Device, Experiment, Ladder, Step, Variant, load_device, load_experiment
@@ -149,15 +149,15 @@ def read_recordings(results: Path, experiment: Experiment, arch: str, variants: 
     csv = results / "csv"
     sweeps, profiles, inspects = {}, {}, {}
     for variant in variants:
-        if (path := csv / "sweep" / experiment.name / f"{variant}.csv").is_file():
+        if (path := stored(csv / "sweep" / experiment.name / f"{variant}.csv")).is_file():
             sweeps[variant] = read_recording("sweep", path, variant)
-        if (path := csv / "profile" / experiment.name / f"{variant}.csv").is_file():
+        if (path := stored(csv / "profile" / experiment.name / f"{variant}.csv")).is_file():
             profiles[variant] = read_recording("profile", path, variant)
     for step_variant in {*variants, *(step.source_variant.name for step in experiment.steps())}:
-        if (path := csv / "inspect" / arch / f"{step_variant}.csv").is_file():
+        if (path := stored(csv / "inspect" / arch / f"{step_variant}.csv")).is_file():
             inspects[step_variant] = schemas.read_csv("inspect", path)
     folder = csv / "floor" / experiment.name
-    floors = [read_recording("sweep", path, experiment.floor_variant.name) for path in sorted(folder.glob("*.csv"))]
+    floors = [read_recording("sweep", path, experiment.floor_variant.name) for path in sorted(folder.glob("*.csv*"))]
     return Recordings(sweeps, floors, profiles, inspects)
 
 
@@ -166,7 +166,7 @@ def read_recording(kind: str, path: Path, variant: str) -> Recording:
 
     Raises RungsError where the CSV is not the one that the manifest was written for, or not of that variant.
     """
-    manifest_path = path.with_suffix(".json")
+    manifest_path = manifest_of(path)
     if not manifest_path.is_file():
         raise RungsError(
             f"{path} has no manifest {manifest_path.name} beside it, so nothing says how it was made: {AGAIN}."
@@ -369,6 +369,7 @@ DIGITS = {
     "floor_percent": 4,
     "within_percent": 4,
     "between_percent": 4,
+    "spread_percent": 4,
     "least_percent": 4,
     "most_percent": 4,
     "tensor_busy_percent": 2,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +12,19 @@ from typing import Any
 
 from rungs import build, schemas, settings
 from rungs.errors import RungsError
-from rungs.files import ROOT, sha256_file, sha256_json, whole, write_json, write_text
+from rungs.files import (
+    PACKED,
+    ROOT,
+    manifest_of,
+    packed,
+    sha256_file,
+    sha256_json,
+    stem,
+    stored,
+    whole,
+    write_json,
+    write_text,
+)
 from rungs.variants import Experiment, experiment_names, load_experiment
 
 CLOCKS_READ = (("idle", "idle_mhz"), ("read back", "read_back_mhz"), ("under load", "load_mhz"))
@@ -201,15 +212,15 @@ def record(results: Path, experiment_name: str) -> None:
         raise RungsError(f"{results} mixes hot and cold caches: delete the results of one policy before you record.")
     arch, target = archs.pop(), RECORDED / f"{slugs.pop()}{'-cold' if policies == {'cold'} else ''}"
     variants = [path.stem for path in sweeps]
-    files = [copied for path in csvs for copied in (path, path.with_suffix(".json"))]
-    files += [results / "csv" / "inspect" / arch / f"{variant}.csv" for variant in variants]
+    inspected = [results / "csv" / "inspect" / arch / f"{variant}.csv" for variant in variants]
+    files = [*csvs, *inspected, *(manifest_of(path) for path in csvs)]
     files += [results / "build" / arch / variant / f"{variant}.json" for variant in (*variants, build.STAMP)]
     for path in files:
         if not path.is_file():
             raise RungsError(f"{path} is missing: run `snakemake all` before you record.")
     new = {path.relative_to(results) for path in csvs}
-    there = (path for kind in KINDS for path in sorted((target / "csv" / kind / experiment.name).glob("*.csv")))
-    lost = next((path for path in there if path.relative_to(target) not in new), None)
+    there = (path for kind in KINDS for path in sorted((target / "csv" / kind / experiment.name).glob("*.csv*")))
+    lost = next((path for path in there if path.relative_to(target).with_name(f"{stem(path)}.csv") not in new), None)
     if lost:
         raise RungsError(
             f"{lost} would stay beside newer results, and one table would show two campaigns: measure it in {results} too, or"
@@ -219,8 +230,9 @@ def record(results: Path, experiment_name: str) -> None:
     if {variant.name for variant in experiment.off_ladder()} & set(variants) and experiment.factorial:
         effects.effects(results, experiment, arch)
     for path in files:
-        with whole(target / path.relative_to(results)) as temporary:
-            shutil.copyfile(path, temporary)
+        copy, pack = target / path.relative_to(results), path.suffix == ".csv"
+        with whole(copy.with_name(copy.name + PACKED) if pack else copy) as temporary:
+            temporary.write_bytes(packed(path.read_bytes()) if pack else path.read_bytes())
     print(
         f"Recorded {len(csvs)} CSVs of {len(variants)} variants in {target}: run `snakemake report` to draw them and"
         " `python -m rungs readme` to put them into the README."
@@ -229,7 +241,7 @@ def record(results: Path, experiment_name: str) -> None:
 
 def verified(csv_path: Path) -> dict[str, Any]:
     """The manifest beside a CSV, which must name this very file by its hash."""
-    manifest = schemas.read_manifest(csv_path.with_suffix(".json"))
+    manifest = schemas.read_manifest(manifest_of(csv_path))
     if sha256_file(csv_path) != manifest.get("csv_sha256"):
         raise RungsError(f"{csv_path} is not the file of its manifest (another hash): delete it and measure again.")
     return manifest
@@ -300,7 +312,7 @@ def _sets_behind(table: Path, name: str) -> list[tuple[Path, Experiment]]:
             if name in experiment.factors:
                 there = (results / "data" / experiment_name / "effects.csv").is_file()
             else:
-                there = (target := _target(experiment, name)) is not None and (folder / f"{target}.csv").is_file()
+                there = (target := _target(experiment, name)) is not None and stored(folder / f"{target}.csv").is_file()
             if there:
                 found.append((results, experiment))
     if not found:
@@ -341,7 +353,7 @@ def chain(
     yield Link(f"{table} is {'' if current else 'not '}what its data give", current)
     yield from _data_links(results, experiment, name, target, shape)
     for kind in ("sweep", "profile") if target else ():
-        path = results / "csv" / kind / experiment.name / f"{target}.csv"
+        path = stored(results / "csv" / kind / experiment.name / f"{target}.csv")
         if path.is_file():
             yield from _csv_links(results, kind, path, shape)
         elif kind == "sweep":
@@ -429,7 +441,7 @@ def _data_links(
 
 
 def _csv_links(results: Path, kind: str, path: Path, shape: tuple[int, ...] | None) -> Iterator[Link]:
-    manifest = schemas.read_manifest(path.with_suffix(".json"))
+    manifest = schemas.read_manifest(manifest_of(path))
     frame = schemas.read_csv(kind, path)
     if shape:
         frame = frame[(frame["m"] == shape[0]) & (frame["n"] == shape[1]) & (frame["k"] == shape[2])]
@@ -489,7 +501,10 @@ def _binary_links(results: Path, arch: str, arm: str, binary: Mapping[str, Any])
     changed = [source for source, digest in made["sources"].items() if not _is(ROOT / source, digest)]
     today = [h for h, sources in made.get("same_ptx", {}).items() if all(_is(ROOT / s, d) for s, d in sources.items())]
     if changed and today:
-        yield Link(f"    {changed[0]} has changed since; this checkout's files, {today[0][:16]}…, compile to the same PTX", True)
+        yield Link(
+            f"    {changed[0]} has changed since; this checkout's files, {today[0][:16]}…, compile to the same PTX",
+            True,
+        )
     else:
         yield Link(f"    those files are this checkout's{f', but not {changed[0]}' if changed else ''}", not changed)
     yield Link(f"    {' '.join(made['flags'])}, nvcc {made['compiler']['nvcc']}, {_macros(made['macros'])}")

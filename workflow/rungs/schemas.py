@@ -7,6 +7,7 @@ import functools
 import io
 import itertools
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import yaml
 from jsonschema import Draft202012Validator, validators
 
 from rungs.errors import RungsError
-from rungs.files import ROOT, read_json, whole
+from rungs.files import ROOT, content, read_json, whole
 
 SCHEMAS = ROOT / "workflow" / "schemas"
 
@@ -167,10 +168,10 @@ def read_csv(kind: str, path: str | Path) -> Any:
     Raises RungsError naming file, row and fix for anything that the schema does not allow.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = content(path).decode("utf-8")
     except FileNotFoundError:
         raise RungsError(f"{path} does not exist: run `snakemake` to make it.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise RungsError(f"{path} cannot be read ({error}): delete it and run again.") from None
     return parse_csv(kind, text, str(path))
 

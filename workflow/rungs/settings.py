@@ -15,7 +15,7 @@ from typing import Any
 
 from rungs import clock, schemas
 from rungs.errors import RungsError
-from rungs.files import ROOT
+from rungs.files import PACKED, ROOT, stem
 from rungs.variants import Experiment, Variant, experiment_names, load_experiment
 
 DEFAULT_ARCH = "sm_90a"
@@ -293,7 +293,9 @@ def recorded_experiments(results_set: str) -> list[str]:
 
 def recorded_variants(results_set: str, experiment: str) -> list[str]:
     """Names of the variants with a sweep in the set."""
-    return [path.stem for path in sorted((Path("results") / results_set / "csv" / "sweep" / experiment).glob("*.csv"))]
+    return [
+        stem(path) for path in sorted((Path("results") / results_set / "csv" / "sweep" / experiment).glob("*.csv*"))
+    ]
 
 
 def recorded_rungs(results_set: str, experiment: str) -> list[str]:
@@ -326,9 +328,9 @@ def recorded_inputs(results_set: str, experiment: str, variants: Sequence[str]) 
         *(csv / kind / experiment for kind in ("sweep", "profile")),
         csv / "inspect" / recorded_arch(results_set),
     ]
-    files = [path for folder in folders for path in sorted(folder.glob("*")) if path.stem in names]
+    files = [path for folder in folders for path in sorted(folder.glob("*")) if stem(path) in names]
     files += sorted((csv / "floor" / experiment).glob("*"))
-    return [path.as_posix() for path in files if path.suffix in (".csv", ".json")]
+    return [path.as_posix() for path in files if path.suffix in (".csv", PACKED, ".json")]
 
 
 @functools.cache
