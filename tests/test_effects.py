@@ -165,6 +165,17 @@ def test_the_interval_holds_the_spread_between_jobs(frames, tmp_path):
     assert half > 2 * alone
 
 
+def test_the_spread_between_jobs_is_that_of_the_floor_jobs_share_of_the_control(frames, pristine):
+    for shape in (SMALL, LARGE):  # each the only one of its class
+        logs = []
+        for job in (1, 2, 3):
+            rows = schemas.read_csv("sweep", pristine / "csv" / "floor" / "gemm" / f"{job}.csv")
+            rows = rows[rows["m"] == shape[0]].pivot(index="round", columns="arm", values="time_us")
+            logs.append(np.median(np.log(rows["control"] / rows[EXPERIMENT.floor_variant.name])))
+        row = effect_at(frames, "swizzle", "0>1", shape)
+        assert row["spread_percent"] == pytest.approx(stats.percent(np.std(logs, ddof=1)), abs=1e-3)
+
+
 def test_the_formula_of_the_mean_and_its_error():
     pairs = [
         (stats.Median(0.10, 0.001, 20.0, 30), stats.Median(0.13, 0.002, 20.0, 30)),
@@ -222,7 +233,7 @@ def test_without_floor_jobs_there_is_a_mean_and_no_claim(tmp_path):
     write_set(tmp_path, dataclasses.replace(WORLD, shapes=[LARGE], floor_jobs=0))
     row = effect_at(effects.effects(tmp_path, EXPERIMENT, ARCH), "swizzle", "0>1")
     assert row["gain_percent"] == pytest.approx(100, abs=1)
-    assert pd.isna(row["low_percent"]) and pd.isna(row["claim_high_percent"])
+    assert pd.isna(row["low_percent"]) and pd.isna(row["claim_high_percent"]) and pd.isna(row["spread_percent"])
     assert (row["verdict"], row["status"]) == ("none", "ok")
     assert row["reason"] == "The spread from job to job was not measured, so that no claim is made."
 

@@ -133,10 +133,31 @@ def test_the_best_and_the_worst_are_ranked_at_the_largest_shape(source, results)
     assert grid[1][6].startswith(f"{shares.iloc[0]:.1f} % ±")
     (sentence,) = sentences(text)
     assert sentence.startswith(
-        f"At 4096x4096x4096 the fastest of 100 variants is {shares.index[0]}, with {shares.iloc[0]:.1f} % of torch.matmul,"
-        f" {shares.iloc[0] / shares.iloc[-1]:.1f} times the share of the slowest, {shares.index[-1]}"
+        f"At 4096x4096x4096 the fastest of 100 variants is {shares.index[0]} (not told apart from "
+    )
+    assert (
+        f", with {shares.iloc[0]:.1f} % of torch.matmul, {shares.iloc[0] / shares.iloc[-1]:.1f} times the share of the"
+        f" slowest, {shares.index[-1]}" in sentence
     )
     assert "the 10 fastest have in common: " in sentence and "TMA's XOR" in sentence.split("in common: ")[1]
+
+
+@pytest.mark.parametrize(
+    ("share", "half", "spread", "apart"),
+    [
+        (49.0, 0.1, 0.1, True),  # 2.04 % apart, 2 x 0.24 % of error
+        (49.0, 0.1, 1.0, False),  # the spread from job to job alone is 2 x 1.41 %
+        (49.0, 2.0, 0.1, False),  # the rounds alone leave 2 x 2.9 %
+        (50.0, 0.0, 0.0, False),
+        (49.0, None, 0.0, False),
+    ],
+)
+def test_two_variants_are_ranked_only_where_rounds_and_jobs_part_them(share, half, spread, apart):
+    def row(value, half):
+        low, high = (None, None) if half is None else (value - half, value + half)
+        return {"share_percent": value, "share_low_percent": low, "share_high_percent": high}
+
+    assert factorial._apart(row(50.0, 0.1), row(share, half), spread) is apart
 
 
 def test_counters_stand_in_the_ranking_with_the_shape_that_they_were_read_at(source):

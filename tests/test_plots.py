@@ -214,6 +214,13 @@ def test_no_text_leaves_the_figure(drawn, results):
                 assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, text.get_text()
 
 
+def test_titles_keep_clear_of_what_stands_beneath_them(drawn):
+    drawn.canvas.draw()
+    for step in LADDER.steps:
+        axes = panel(drawn, f"{step.source} → {step.target}")
+        assert axes.texts[-1].get_window_extent().y1 <= axes.title.get_window_extent().y0
+
+
 def test_the_ladder_joins_its_path_and_sets_the_rest_apart(results):
     data, facts = aggregate.read_data(results, "gemm"), aggregate.facts_of(results, "gemm")
     figure = plots.plot_ladder(EXPERIMENT, LADDER, data, facts, {})

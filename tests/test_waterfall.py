@@ -77,7 +77,20 @@ def test_a_bar_per_rung_of_the_path_with_its_share_and_the_gain_of_its_step(resu
     assert "torch.matmul" in texts
 
 
-def test_only_the_largest_m_n_has_panels_one_per_k(results):
+@pytest.mark.parametrize(
+    ("sizes", "chosen"),
+    [
+        ([(512, 512), (8192, 8192), (4096, 4096)], (4096, 4096)),
+        ([(512, 512), (1024, 1024), (4096, 512)], (1024, 1024)),
+        ([(4096, 512), (128, 256)], (4096, 512)),
+        ([], (0, 0)),
+    ],
+)
+def test_the_size_is_that_of_most_published_figures_else_the_largest(sizes, chosen):
+    assert published.size_beside(sizes) == chosen
+
+
+def test_one_m_n_has_panels_one_per_k(results):
     titles = [axes.get_title() for axes in draw(results).figure.axes]
     assert titles == [
         "M = N = 4096, K = 512",

@@ -153,6 +153,7 @@ def _effect(
         "source_level": pair.source,
         "target_level": pair.target,
         **dict(zip(("m", "n", "k"), shape, strict=True)),
+        "spread_percent": stats.percent(spread.deviation) if spread else None,
         "contexts": len(timed),
         "not_estimable": pair.excluded + absent,
         "lost": lost,

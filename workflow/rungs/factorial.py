@@ -289,11 +289,29 @@ def _counters(source: Source) -> tuple[str, dict[str, list[str]]]:
     }
 
 
+def _spread(source: Source, row: Row) -> float:
+    """By how much a share differs from job to job at that shape, a standard deviation in percent; 0 where it is not known."""
+    rows = (r for r in source.rows("effects") if (r["m"], r["n"], r["k"]) == (row["m"], row["n"], row["k"]))
+    return next((r["spread_percent"] for r in rows if r["spread_percent"] is not None), 0.0)
+
+
+def _apart(best: Row, other: Row, spread: float) -> bool:
+    """Whether two shares of different jobs differ by more than twice the error of their difference."""
+    errors = [spread, spread]
+    for row in (best, other):
+        if row["share_high_percent"] is None:
+            return False
+        errors.append(100 * (row["share_high_percent"] - row["share_low_percent"]) / 4 / row["share_percent"])
+    return 100 * (best["share_percent"] / other["share_percent"] - 1) > 2 * math.hypot(*errors)
+
+
 def _corner_sentence(source: Source, ranked: Sequence[Row], where: str) -> str:
     """The fastest and the slowest, how far they are apart, and what the fastest have in common."""
     best, worst = ranked[0], ranked[-1]
     if len(ranked) < 2:
         return f"At {where} only {best['variant']} was timed, so that there is nothing to compare."
+    equals = [row["variant"] for row in ranked[1:] if not _apart(best, row, _spread(source, best))]
+    unsure = f" (not told apart from {', '.join(equals)})" if equals else ""
     top = [source.experiment.variant(row["variant"]) for row in ranked[:SHOWN]]
     shared = [
         source.experiment.factors[name].levels[top[0].level(name)].title
@@ -302,7 +320,7 @@ def _corner_sentence(source: Source, ranked: Sequence[Row], where: str) -> str:
     ]
     alike = f"; the {len(top)} fastest have in common: {', '.join(shared)}" if shared and len(ranked) > SHOWN else ""
     return (
-        f"At {where} the fastest of {len(ranked)} variants is {best['variant']}, with {best['share_percent']:.1f} % of"
+        f"At {where} the fastest of {len(ranked)} variants is {best['variant']}{unsure}, with {best['share_percent']:.1f} % of"
         f" {source.facts.control}, {best['share_percent'] / worst['share_percent']:.1f} times the share of the slowest,"
         f" {worst['variant']}{alike}."
     )

@@ -270,9 +270,19 @@ def _draw_panel(axes: Axes, panel: Panel, sizes: Sequence[Size], depths: Sequenc
     axes.tick_params(length=0, labelsize=8)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    axes.set_title(panel.title, fontsize=9.5, fontweight="bold", pad=24, color=panel.colour)
-    subtitle = "\n".join(textwrap.wrap(panel.subtitle, 30))
-    axes.text(0.5, 1.03, subtitle, transform=axes.transAxes, ha="center", va="bottom", fontsize=6.8, color="#555555")
+    lines = textwrap.wrap(panel.subtitle, max(30, 16 * len(sizes)))
+    axes.annotate(
+        "\n".join(lines),
+        (0.5, 1.0),
+        xycoords="axes fraction",
+        xytext=(0, 4),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=6.8,
+        color="#555555",
+    )
+    axes.set_title(panel.title, fontsize=9.5, fontweight="bold", pad=max(24, 8 + 8.5 * len(lines)), color=panel.colour)
 
 
 def draw_cell(axes: Axes, row: Mapping[str, Any] | None, i: int, j: int) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from rungs.variants import CONFIG
 
 FOLDER = CONFIG / "published"
 LIBRARY = "cuBLAS"
+SIZE = 4096
+"""M = N at which most of it was measured, so that what stands beside it is best of that size too."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,14 @@ def ladders(names: Sequence[str], folder: Path = FOLDER) -> list[PublishedLadder
         }
         found.append(PublishedLadder(name, int(library["size"]), shares))
     return found
+
+
+def size_beside(sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Of (M, N) that were measured the one to compare at: `SIZE` squared, else the largest square, else the largest."""
+    known = set(sizes)
+    if (SIZE, SIZE) in known:
+        return SIZE, SIZE
+    return max({size for size in known if size[0] == size[1]} or known, default=(0, 0))
 
 
 def best_peers(gpu: str, shape: tuple[int, int, int], instruction: str, folder: Path = FOLDER) -> dict[str, float]:

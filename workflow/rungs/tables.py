@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from rungs import published
 from rungs.aggregate import TENSOR, WAVEFRONTS, Facts, facts_of, measured_ladders, mhz_range, read_data, rounds_range
 from rungs.errors import RungsError
 from rungs.files import ROOT, sha256_json, write_text
@@ -207,11 +208,13 @@ def _waterfall(ladder: Ladder, folder: str) -> str:
 
 
 def waterfall_link(source: Source, ladder: Ladder, folder: str) -> str:
-    """The waterfall of the path alone, with what it comes to at the largest square problem."""
+    """The waterfall of the path alone, with what it comes to at the largest K of the M = N that it shows."""
     names = [ladder.rungs[rung].name for rung in ladder.path]
     used = [row for row in source.rows("shapes") if row["variant"] in names]
+    size = published.size_beside((row["m"], row["n"]) for row in used)
+    used = [row for row in used if (row["m"], row["n"]) == size]
     return "\n\n".join(
-        [_waterfall(ladder, folder), answer(source, ladder), f"<sub>{provenance_line(source, used, names)}</sub>"]
+        [_waterfall(ladder, folder), answer(source, ladder, size), f"<sub>{provenance_line(source, used, names)}</sub>"]
     )
 
 
@@ -792,10 +795,10 @@ def _together(steps: Sequence[Row]) -> float:
     return 100 * (math.prod(1 + row["gain_percent"] / 100 for row in steps) - 1)
 
 
-def answer(source: Source, ladder: Ladder) -> str:
-    """One sentence: what each step of the path buys at the largest square problem, or at the largest there is."""
+def answer(source: Source, ladder: Ladder, size: Size | None = None) -> str:
+    """One sentence: what each step of the path buys at the largest cube, or at the largest shape there is; of that (M, N)."""
     shapes = sorted({(r["m"], r["n"], r["k"]) for r in source.rows("steps") if r["ladder"] == ladder.name})
-    shapes = [shape for shape in shapes if path_steps(source, ladder, shape)]
+    shapes = [shape for shape in shapes if size in (None, shape[:2]) and path_steps(source, ladder, shape)]
     if not shapes:
         return f"Ladder {ladder.name} has no shape at which every step of its path was measured."
     shape = max([s for s in shapes if len(set(s)) == 1] or shapes)

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 
 from rungs import plots, published
 from rungs.aggregate import Facts
-from rungs.plots import FAINT, INK, PALETTE, STYLE, Shape, Size
+from rungs.plots import FAINT, INK, PALETTE, STYLE, Shape
 from rungs.variants import Experiment, Ladder
 
 UP, DOWN, BODY, PEER = PALETTE(0.9), PALETTE(0.1), "#d9dfe6", "#8a3d8f"
@@ -42,12 +42,12 @@ class Bar:
 def plot_waterfall(
     experiment: Experiment, ladder: Ladder, data: Mapping[str, pd.DataFrame], facts: Facts, stale: Mapping[str, str]
 ) -> Figure:
-    """A panel per K at the largest M = N: the rungs of the path, each step labelled with its gain, and the best peers.
+    """A panel per K at one M = N (`published.size_beside`): the rungs of the path, each step labelled with its gain, and the best peers.
 
     Then a panel per published ladder, as shares of its author's own cuBLAS.
     """
     shapes = plots.rungs_of(data["shapes"], ladder, ladder.path)
-    size = max(_sizes(shapes), default=(0, 0))
+    size = published.size_beside(zip(shapes["m"].astype(int), shapes["n"].astype(int), strict=True))
     shapes = shapes[(shapes["m"] == size[0]) & (shapes["n"] == size[1])]
     steps = data["steps"][data["steps"]["ladder"] == ladder.name]
     depths = sorted(set(shapes["k"].astype(int)))
@@ -93,12 +93,6 @@ def plot_waterfall(
         note = "gains are paired in the job of each step's target, shares in the job of each rung"
         plots.footer(figure, facts, shapes, stale, note)
     return figure
-
-
-def _sizes(shapes: pd.DataFrame) -> set[Size]:
-    """The square (M, N) of the rows; any where none is."""
-    sizes = set(zip(shapes["m"].astype(int), shapes["n"].astype(int), strict=True))
-    return {size for size in sizes if size[0] == size[1]} or sizes
 
 
 def bars_of(
