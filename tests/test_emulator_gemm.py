@@ -22,7 +22,9 @@ PROFILES = ROOT / "results/recorded/h200/csv/profile"
 GEMM, TUNED, ARCH = load_experiment("gemm"), load_experiment("gemm_tuned"), "sm_90a"
 RUNGS = {v for e in (GEMM, TUNED) for ladder in e.ladders.values() for v in ladder.rungs.values()}
 RECORDED = [
-    path for v in sorted(RUNGS, key=lambda v: v.name) if (path := stored(PROFILES / v.experiment / f"{v.name}.csv")).is_file()
+    path
+    for v in sorted(RUNGS, key=lambda v: v.name)
+    if (path := stored(PROFILES / v.experiment / f"{v.name}.csv")).is_file()
 ]
 # Every load, read, layout, number of stages and swizzle, and each pair of load with each of the others, at least once.
 VARIANTS = [
