@@ -21,6 +21,8 @@ from typing import Any
 
 import yaml
 
+from rungs.files import PACKED, content, packed
+
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 STANDIN = TESTS / "standin"
@@ -195,9 +197,10 @@ class Checkout:
 
     def edit(self, name: str, old: str, new: str) -> None:
         path = self.repo / name
-        text = path.read_text()
+        text = content(path).decode()
         assert old in text, f"{name} has no {old!r}"
-        path.write_text(text.replace(old, new, 1))
+        edited = text.replace(old, new, 1).encode()
+        path.write_bytes(packed(edited) if path.suffix == PACKED else edited)
 
     def csv(self, kind: str, name: object) -> Path:
         return self.live / "csv" / kind / "gemm" / f"{name}.csv"

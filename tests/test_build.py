@@ -135,6 +135,8 @@ def test_two_checkouts_give_the_same_bytes(tmp_path, name):
     hashes = set()
     for place in ("one", "another place/with spaces & [brackets].*"):
         root = checkout(tmp_path / place)
+        for file in (root / "kernels").rglob("*.*"):
+            os.utime(file, (len(place), len(place)))  # dates must not reach the line table
         manifest = root / "results" / "some set" / f"{name}.json"
         assert python(root, BUILD, name, "sm_90a", manifest).strip() == manifest_of(name, "sm_90a")["build_id"]
         hashes.add(tuple(sha256_file(manifest.with_suffix(f".{kind}")) for kind in ("ptx", "cubin")))

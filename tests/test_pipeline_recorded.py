@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 from pipeline import ARCH, RUNGS, S1, Checkout
+from rungs.files import content
 
 NOTHING = "Nothing to be done"
 SET = "results/recorded/h200"
@@ -66,11 +67,12 @@ def test_record_copies_csvs_manifests_and_build_manifests(published):
     assert record.text.startswith(f"Recorded 11 CSVs of 4 variants in {SET}: run `snakemake report` to draw them")
     assert drawn.of(*MEASURING, "build", "inspect") == []
     there = {path.relative_to(checkout.repo / SET).as_posix() for path in (checkout.repo / SET / "csv").rglob("*.*")}
-    rungs = [
-        f"csv/{kind}/gemm/{rung}.{end}" for kind in ("sweep", "profile") for rung in RUNGS for end in ("csv", "json")
-    ]
-    floors = [f"csv/floor/gemm/{job}.{end}" for job in (1, 2, 3) for end in ("csv", "json")]
-    assert there == {*rungs, *floors, *(f"csv/inspect/{ARCH}/{rung}.csv" for rung in RUNGS)}
+    ends = ("csv.gz", "json")
+    rungs = [f"csv/{kind}/gemm/{rung}.{end}" for kind in ("sweep", "profile") for rung in RUNGS for end in ends]
+    floors = [f"csv/floor/gemm/{job}.{end}" for job in (1, 2, 3) for end in ends]
+    assert there == {*rungs, *floors, *(f"csv/inspect/{ARCH}/{rung}.csv.gz" for rung in RUNGS)}
+    packed = checkout.repo / SET / "csv" / "sweep" / "gemm" / f"{S1}.csv.gz"
+    assert content(packed) == checkout.csv("sweep", S1).read_bytes()
     assert not list((checkout.repo / SET).rglob("*.cubin")), "recorded sets stay small"
     assert sum(path.stat().st_size for path in (checkout.repo / SET).rglob("*") if path.is_file()) < 1_000_000
 
@@ -117,7 +119,7 @@ def test_record_keeps_no_result_of_an_older_campaign_beside_a_newer(recorded):
     before = {path: path.read_bytes() for path in (recorded.repo / SET).rglob("*") if path.is_file()}
     result = recorded.rungs("record", "results/h200")
     assert result.code == 1
-    assert f"{SET}/csv/sweep/gemm/{S1}.csv would stay beside newer results" in result.text
+    assert f"{SET}/csv/sweep/gemm/{S1}.csv.gz would stay beside newer results" in result.text
     assert {path: path.read_bytes() for path in (recorded.repo / SET).rglob("*") if path.is_file()} == before
 
 
@@ -133,14 +135,14 @@ def test_record_refuses_a_failed_result(recorded):
     recorded.csv("sweep", S1).unlink()
     recorded.fault(**{S1: {"kind": "wrong"}})
     assert recorded.snakemake(f"results/h200/csv/sweep/gemm/{S1}.csv").code == 0
-    kept = (recorded.repo / SET / "csv" / "sweep" / "gemm" / f"{S1}.csv").read_bytes()
+    kept = (recorded.repo / SET / "csv" / "sweep" / "gemm" / f"{S1}.csv.gz").read_bytes()
     result = recorded.rungs("record", "results/h200")
     assert result.code == 1
     assert result.text.startswith(
         f"rungs: results/h200/csv/sweep/gemm/{S1}.csv holds a failed result (wrong: {S1} is wrong on"
     )
     assert result.text.endswith("measure it again before you record.\n")
-    assert (recorded.repo / SET / "csv" / "sweep" / "gemm" / f"{S1}.csv").read_bytes() == kept
+    assert (recorded.repo / SET / "csv" / "sweep" / "gemm" / f"{S1}.csv.gz").read_bytes() == kept
 
 
 def test_record_refuses_a_stale_an_edited_and_a_quick_set(recorded):
@@ -253,6 +255,27 @@ def test_edited_header_marks_what_was_recorded_from_it(recorded):
     assert recorded.rungs("status").text == before.text
 
 
+def test_results_stand_where_the_changed_source_compiles_to_the_same_ptx(recorded):
+    recorded.edit("kernels/swizzle.cuh", "Shared memory has 32 banks", "Shared memory has its 32 banks")
+    assert recorded.rungs("status").text.startswith(f"{SET}: gemm, 4 variants, 4 stale\n")
+    found = recorded.rungs("reaffirm", SET)
+    assert found.text == (
+        f"{SET}: the sources of 4 binaries have changed since; 4 still have the same PTX, so their results stand.\n"
+    )
+    assert recorded.rungs("status").text == f"{SET}: gemm, 4 variants, 0 stale\n"
+    assert recorded.rungs("reaffirm", SET).text.startswith(f"{SET}: the sources of 0 binaries have changed since;")
+    chain = recorded.rungs("trace", "--verbose", f"{SET}/md/gemm.md:S1")
+    assert "kernels/swizzle.cuh has changed since; this checkout's files," in chain.text
+    assert not [line for line in chain.text.splitlines() if line.startswith("FAIL") and "kernels" in line]
+
+    # Only the rows of 128 bytes, those of K x N, take this branch; S3 was timed beside S1.
+    recorded.edit("kernels/swizzle.cuh", "row & 7;", "row & 6;")
+    found = recorded.rungs("reaffirm", SET).text.splitlines()
+    assert found[0].endswith("; 3 still have the same PTX, so their results stand.")
+    assert found[1:] == [f"  other code now: {S1}, to be measured again"]
+    assert recorded.rungs("status").text.startswith(f"{SET}: gemm, 4 variants, 2 stale\n")
+
+
 def test_edited_stamp_or_protocol_is_told_apart_from_the_kernel(recorded):
     recorded.edit("kernels/stamp.cu", "//", "///")
     assert recorded.rungs("status").text == f"{SET}: gemm, 4 variants, 0 stale\n"
@@ -303,7 +326,7 @@ def test_trace_prints_a_chain_that_holds(published):
 @pytest.mark.parametrize(
     ("path", "old", "new", "link"),
     [
-        (f"{SET}/csv/sweep/gemm/{S1}.csv", ",control,", ",controk,", f"{S1}.csv"),
+        (f"{SET}/csv/sweep/gemm/{S1}.csv.gz", ",control,", ",controk,", f"{S1}.csv"),
         (f"{SET}/csv/sweep/gemm/{S1}.json", '"build_id": "', '"build_id": "f', f"arm {S1}: binary"),
         (
             f"{SET}/build/{ARCH}/{S1}/{S1}.json",
