@@ -181,7 +181,8 @@ class Experiment:
         """Raises Refused (`not on this chip`) where the experiment or a level needs another architecture."""
         if self.architectures and arch not in self.architectures:
             raise Refused(
-                f"{variant.name}: {self.name} needs one of {', '.join(self.architectures)}, not {arch}.", "not on this chip"
+                f"{variant.name}: {self.name} needs one of {', '.join(self.architectures)}, not {arch}.",
+                "not on this chip",
             )
         for name, value in variant.levels:
             level = self.factors[name].levels[value]
@@ -342,7 +343,9 @@ def _implied(where: str, factor: str, levels: Mapping[int, Mapping]) -> set[str]
     every = set().union(*given.values())
     for value, macros in given.items():
         if lacking := sorted(every - macros):
-            raise RungsError(f"{where}: level {value} of {factor} gives no {lacking[0]}, which another of its levels gives.")
+            raise RungsError(
+                f"{where}: level {value} of {factor} gives no {lacking[0]}, which another of its levels gives."
+            )
     return every
 
 
