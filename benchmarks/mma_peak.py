@@ -1,4 +1,7 @@
-"""What mma.sync alone reaches on the GPU at hand, the ceiling of every rung of `gemm` and `gemm_tuned`: needs nvcc on PATH."""
+"""What mma.sync alone reaches on the GPU at hand, the ceiling of every rung of `gemm` and `gemm_tuned`: needs nvcc on PATH.
+
+An index, slug or UUID chooses among several GPUs.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ FLOP = 2 * 16 * 8 * 16
 WARPS, MMA_PER_ITERATION, ITERATIONS, LAUNCHES = 8, 32, 20_000, 5
 
 
-def main() -> None:
-    chosen = clock.choose("auto")
+def main(device: str = "auto") -> None:
+    chosen = clock.choose(device)
     if chosen is None or chosen.arch is None:
         sys.exit("mma_peak: there is no GPU here that rungs knows: run it on one that config/devices/ describes.")
     with tempfile.TemporaryDirectory() as folder:
@@ -49,4 +52,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
