@@ -81,6 +81,14 @@ def test_the_sentence_names_what_cold_caches_change_most(hot, cold):
     assert second.startswith("At M=N=512 cold caches change the gain of B3>B5 most")
 
 
+def test_a_gain_that_cold_caches_lower_is_named_too(hot, tmp_path):
+    other = make(tmp_path / "h200-cold", "cold", gains={name_of("B6"): -10.0}, seed=5)
+    assert re.search(
+        r"At M=N=4096 cold caches change the gain of B5>B6 most: they lower it from \+.* to .*; 4 of 6 gains are the same",
+        contrast.table(hot, other, LADDER),
+    )
+
+
 def test_equal_gains_are_not_told_apart(hot, tmp_path):
     same = make(tmp_path / "h200-cold", "cold", seed=3)
     text = contrast.table(hot, same, LADDER)

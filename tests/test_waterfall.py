@@ -109,6 +109,8 @@ def test_a_step_that_loses_is_drawn_as_what_it_takes_away(results, tmp_path):
     heights = [(patch.get_y(), patch.get_height(), to_hex(patch.get_facecolor())) for patch in axes.patches]
     up, down = to_hex(waterfall.UP), to_hex(waterfall.DOWN)
     assert [colour for _, _, colour in heights if colour in (up, down)] == [up, down, up]
+    bodies = [height for _, height, colour in heights if colour == waterfall.BODY]
+    assert bodies == pytest.approx([found[0].share, found[0].share, found[2].share, found[2].share])
     low, height, _ = next(patch for patch in heights if patch[2] == down)
     assert low == pytest.approx(found[2].share) and low + height == pytest.approx(found[1].share)
     assert found[2].gain.startswith("\N{MINUS SIGN}")
