@@ -98,9 +98,10 @@ class Run:
 
     def predecessors(self, experiment: str, variant: Variant) -> list[Variant]:
         """What the variant's job times beside it: its predecessors on the chosen ladders that exist on this chip."""
-        whole, chosen = self.experiments[experiment], set(self.variants(experiment))
-        found = [v for v in whole.predecessors(variant) if v in chosen]
-        return [v for v in found if whole.on_chip(v, self.arch)]
+        whole, chosen = self.experiments[experiment], self.ladders(experiment)
+        steps = [step for step in whole.steps() if step.target_variant == variant and step.ladder in chosen]
+        found = dict.fromkeys(step.source_variant for step in steps)
+        return [source for source in found if whole.on_chip(source, self.arch)]
 
     def shapes_as_json(self, experiment: str) -> str:
         return json.dumps(self.experiments[experiment].shapes())
