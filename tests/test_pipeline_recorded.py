@@ -268,12 +268,12 @@ def test_results_stand_where_the_changed_source_compiles_to_the_same_ptx(recorde
     assert "kernels/swizzle.cuh has changed since; this checkout's files," in chain.text
     assert not [line for line in chain.text.splitlines() if line.startswith("FAIL") and "kernels" in line]
 
-    # Only the rows of 128 bytes, those of K x N, take this branch; S3 was timed beside S1.
+    # Only the rows of 128 bytes, those of K x N, take this branch.
     recorded.edit("kernels/swizzle.cuh", "row & 7;", "row & 6;")
     found = recorded.rungs("reaffirm", SET).text.splitlines()
     assert found[0].endswith("; 3 still have the same PTX, so their results stand.")
-    assert found[1:] == [f"  other code now: {S1}, to be measured again"]
-    assert recorded.rungs("status").text.startswith(f"{SET}: gemm, 4 variants, 2 stale\n")
+    assert found[1:] == [f"  other code or line numbers now: {S1}, to be measured again"]
+    assert recorded.rungs("status").text.startswith(f"{SET}: gemm, 4 variants, 1 stale\n")
 
 
 def test_edited_stamp_or_protocol_is_told_apart_from_the_kernel(recorded):
@@ -321,6 +321,31 @@ def test_trace_prints_a_chain_that_holds(published):
             "NVIDIA H200, GPU-11111111",
         ):
             assert word in result.text, word
+
+
+def test_trace_misses_counters_whose_recording_is_gone(recorded):
+    for end in ("csv.gz", "json"):
+        (recorded.repo / SET / "csv" / "profile" / "gemm" / f"{S1}.{end}").unlink()
+    result = recorded.rungs("trace", f"{SET}/md/gemm.md:S1")
+    assert result.code == 1
+    assert f"FAIL {SET}/csv/profile/gemm/{S1}.csv is missing" in result.text
+
+
+def test_trace_takes_another_assembly_of_the_same_build_for_the_same_binary(recorded):
+    path = f"{SET}/csv/profile/gemm/{S1}.json"
+    digest = json.loads((recorded.repo / path).read_text())["binary"]["cubin_sha256"]
+    recorded.edit(path, digest, "0" * 64)
+    result = recorded.rungs("trace", f"{SET}/md/gemm.md:S1")
+    assert result.code == 0, result.text
+    assert "was assembled elsewhere from the same sources with the same flags and compiler as" in result.text
+
+
+def test_reaffirm_of_what_is_no_set_is_refused(recorded):
+    result = recorded.rungs("reaffirm", "results/nowhere")
+    assert (result.code, result.text) == (
+        1,
+        "rungs: results/nowhere is no results set with builds: name one, for example results/recorded/h200.\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,8 @@ def reaffirm(results: Path, toolchain: str) -> None:
     An edit that leaves a variant's PTX as it was, line numbers included, leaves its results standing: ptxas of one version
     makes the same code of it. Raises RungsError where the compiler is another one than the set's.
     """
+    if not (results / "build").is_dir():
+        raise RungsError(f"{results} is no results set with builds: name one, for example {RECORDED}/h200.")
     tools = build.find_toolchain(toolchain)
     same, other = 0, []
     for path in sorted((results / "build").glob("*/*/*.json")):
@@ -135,7 +137,7 @@ def reaffirm(results: Path, toolchain: str) -> None:
         " results stand."
     )
     for name in other:
-        print(f"  other code now: {name}, to be measured again")
+        print(f"  other code or line numbers now: {name}, to be measured again")
 
 
 @functools.cache
@@ -356,8 +358,17 @@ def chain(
         path = stored(results / "csv" / kind / experiment.name / f"{target}.csv")
         if path.is_file():
             yield from _csv_links(results, kind, path, shape)
-        elif kind == "sweep":
+        elif kind == "sweep" or _counted(results, experiment, target):
             yield Link(f"{path} is missing", False)
+
+
+def _counted(results: Path, experiment: Experiment, variant: str) -> bool:
+    """Whether the set's data show counters of the variant, which then have to come from somewhere."""
+    counters = stored(results / "data" / experiment.name / "counters.csv")
+    if not counters.is_file():
+        return False
+    frame = schemas.read_csv("counters", counters)
+    return variant in set(frame["variant"][frame["status"] == "ok"])
 
 
 def _rendered(results: Path, experiment: Experiment, table: Path) -> str:
@@ -479,13 +490,15 @@ def _binary_links(results: Path, arch: str, arm: str, binary: Mapping[str, Any])
         yield Link(f"  arm {arm}: {path} is missing", False)
         return
     made = schemas.read_manifest(path)
-    same = all(made.get(key) == binary[key] for key in ("build_id", "source_hash", "cubin_sha256"))
-    known = not same and binary["source_hash"] in made.get("same_ptx", {})
-    yield Link(
-        f"  arm {arm}: binary {binary['cubin_sha256'][:16]}…, build {binary['build_id']}, is"
-        f" {'of the same PTX as' if known else ''} that of {path}".replace("is  that", "is that"),
-        same or known,
-    )
+    built = all(made.get(key) == binary[key] for key in ("build_id", "source_hash"))
+    if built and made["cubin_sha256"] == binary["cubin_sha256"]:
+        word, holds = "is that of", True
+    elif built:  # by another machine: cubins once held the dates of their sources, in the line table
+        word, holds = "was assembled elsewhere from the same sources with the same flags and compiler as", True
+    else:
+        word, holds = "is of the same PTX as", binary["source_hash"] in made.get("same_ptx", {})
+        word = word if holds else "is that of"
+    yield Link(f"  arm {arm}: binary {binary['cubin_sha256'][:16]}…, build {binary['build_id']}, {word} {path}", holds)
     parts = {key: made[key] for key in ("source_hash", "macros", "flags", "compiler")}
     yield Link(
         f"    build {made['build_id']} is the hash of sources, macros, flags and compiler",
