@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 
 import pytest
 import yaml
 
-from rungs import schemas, settings, variants
+from rungs import binary, build, schemas, settings, variants
 from rungs.errors import RungsError
 
 RAW = yaml.safe_load((variants.CONFIG / "experiments" / "gemm.yaml").read_text(encoding="utf-8"))
@@ -140,6 +141,80 @@ def test_a_checkout_whose_path_is_code_to_a_shell_is_refused(monkeypatch, tmp_pa
         settings.resolve(CONFIG)
 
 
+def shop(monkeypatch, tmp_path, **files):
+    """A folder of experiments in the place of config/experiments, read by nobody yet."""
+    folder = tmp_path / "experiments"
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text)
+    monkeypatch.setattr(variants, "CONFIG", tmp_path)
+    load = variants.load_experiment.__wrapped__
+    monkeypatch.setattr(variants, "load_experiment", lambda name: load(name, folder))
+    monkeypatch.setattr(settings, "load_experiment", lambda name: load(name, folder))
+    for name in ("settings", "build"):
+        monkeypatch.setattr(f"rungs.{name}.readable_experiments", variants.readable_experiments.__wrapped__)
+    monkeypatch.setattr(settings.clock, "gpus", list)
+    return folder
+
+
+GEMM = (variants.CONFIG / "experiments" / "gemm.yaml").read_text(encoding="utf-8")
+WANTED = {**CONFIG, "experiments": ["gemm"], "arch": "sm_90a", "recorded": []}
+
+
+def test_two_experiments_with_one_variant_name_are_refused(monkeypatch, tmp_path):
+    mine = GEMM.replace("name: gemm\n", "name: my_gemm\n").replace("TILE_K: 32", "TILE_K: 64")
+    folder = shop(monkeypatch, tmp_path, gemm=GEMM, my_gemm=mine)
+    for chosen in (["gemm"], ["my_gemm"], ["gemm", "my_gemm"]):
+        with pytest.raises(RungsError, match="Experiments gemm and my_gemm both have a variant abl_L0_R0_bl0_s1_sw0"):
+            settings.resolve({**WANTED, "experiments": chosen})
+    with pytest.raises(
+        RungsError, match=r"gemm and my_gemm both have 'B3', so it does not say which.*another variant_name"
+    ):
+        build.find_variant("B3")
+    (folder / "my_gemm.yaml").write_text(mine.replace("variant_name: abl", "variant_name: mine"))
+    assert list(settings.resolve(WANTED).experiments) == ["gemm"]
+    with pytest.raises(RungsError, match="say abl_L1_R1_bl1_s2_sw1 or mine_L1_R1_bl1_s2_sw1"):
+        build.find_variant("B3")
+    assert build.find_variant("mine_L1_R1_bl1_s2_sw1")[0].name == "my_gemm"
+
+
+def test_a_damaged_experiment_stops_only_the_run_that_chose_it(monkeypatch, tmp_path):
+    folder = shop(monkeypatch, tmp_path, gemm=GEMM, other="name: [")
+    (folder / ".#gemm.yaml").symlink_to("nobody@nowhere.1")
+    assert variants.experiment_names() == ["gemm", "other"]
+    run = settings.resolve(WANTED)
+    assert sum("experiment other is not used here, and its file cannot be read" in note for note in run.notes) == 1
+    assert build.find_variant("B3")[0].name == "gemm"
+    for call in (lambda: settings.resolve({**WANTED, "experiments": ["other"]}), lambda: build.find_variant("T7")):
+        with pytest.raises(RungsError, match=r"other\.yaml is not readable YAML"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"experiment": "my_gemm"}, "is of experiment my_gemm, not of gemm: delete its folder and build"),
+        (
+            {"macros": {"TILE_K": 64}},
+            "was built with TILE_K=64 where experiment gemm says 32: delete its folder and build",
+        ),
+        ({"macros": {"MORE": 1}}, "was built with MORE=1 where experiment gemm says nothing"),
+        ({}, "is not the binary of"),
+    ],
+)
+def test_a_binary_of_another_experiment_or_of_other_macros_is_refused(tmp_path, change, words):
+    variant, ok = EXPERIMENT.variant("B3"), {"status": "ok", "reason": "", "arch": "sm_90a", "kind": "build"}
+    macros = {**EXPERIMENT.macros(variant, variants.load_device("sm_90a")), **change.pop("macros", {})}
+    filled = dict.fromkeys(("build_id", "source_hash", "cubin_sha256"), "x") | {"threads": 256, "smem_dynamic_bytes": 0}
+    empty = {"sources": {}, "flags": [], "compiler": {}, "ptxas": {}, "ptx_sha256": "x"}
+    path = tmp_path / "m.json"
+    manifest = {**ok, **filled, **empty, "experiment": "gemm", "variant": variant.name, "macros": macros, **change}
+    path.write_text(json.dumps(manifest))
+    path.with_suffix(".cubin").write_bytes(b"")
+    with pytest.raises(RungsError, match=words):
+        binary.load_binary(EXPERIMENT, path)
+
+
 def test_a_device_without_a_pin_is_one_sentence():
     device = variants.load_device("sm_90a")
     with pytest.raises(RungsError, match=r"sm_90a\.yaml pins no CTAs per SM for other: add it under ctas_per_sm"):
@@ -156,8 +231,6 @@ def test_a_device_without_a_pin_is_one_sentence():
     ],
 )
 def test_a_manifest_that_lacks_what_is_read_from_it_is_one_sentence(tmp_path, manifest, words):
-    import json
-
     path = tmp_path / "m.json"
     path.write_text(json.dumps(manifest))
     with pytest.raises(RungsError, match=words):

@@ -13,7 +13,7 @@ if PACKAGE not in sys.path:
 from rungs import build, settings
 from rungs.errors import RungsError
 from rungs.files import ROOT, module_hash
-from rungs.variants import experiment_names, load_device, load_experiment
+from rungs.variants import load_device, load_experiment
 from snakemake.exceptions import WorkflowError
 
 settings.export_package(PACKAGE)
@@ -33,11 +33,18 @@ WHOLE = run.chosen_ladders is None
 """Whether `all` has the factorials in it: not where ladders were chosen."""
 
 
-FACTORIALS = {
-    name: [factor.name for factor in load_experiment(name).factors.values() if len(factor.levels) > 1]
-    for name in experiment_names()
-    if load_experiment(name).factorial
-}
+def declared_factorials():
+    """Of what is chosen and what is recorded: another experiment's file may be damaged and is then nobody's concern."""
+    recorded = [e for s in RECORDED for e in settings.recorded_experiments(s)]
+    found = {name: load_experiment(name) for name in sorted({*run.experiments, *recorded})}
+    return {
+        name: [factor.name for factor in experiment.factors.values() if len(factor.levels) > 1]
+        for name, experiment in found.items()
+        if experiment.factorial
+    }
+
+
+FACTORIALS = declared_factorials()
 """Experiment -> the factors that its factorial has effects of."""
 
 
@@ -312,7 +319,11 @@ def stale_as_json(results_set, *experiments):
     """Read once for all tables and figures of a set: it takes every manifest."""
     from rungs import provenance
 
-    return json.dumps(provenance.stale(Path("results") / results_set, list(experiments)), sort_keys=True)
+    try:
+        found = provenance.stale(Path("results") / results_set, list(experiments))
+    except RungsError as error:
+        raise WorkflowError(str(error))
+    return json.dumps(found, sort_keys=True)
 
 
 def published_figures(wildcards):

@@ -10,7 +10,7 @@ from typing import Any
 from rungs import schemas
 from rungs.errors import Refused, RungsError
 from rungs.files import sha256_file
-from rungs.variants import Experiment, Variant
+from rungs.variants import Experiment, Variant, load_device
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,23 @@ class Binary:
 
 
 def load_binary(experiment: Experiment, manifest_path: Path) -> Binary:
-    """Raises RungsError for a binary that is not the one of its manifest, Refused for a variant that has none."""
+    """Raises RungsError for a binary of another experiment, of other macros than the experiment's file says now or that is
+    not the one of its manifest, and Refused for a variant that has none."""
     manifest = schemas.read_manifest(manifest_path)
+    owner = manifest.get("experiment", experiment.name)
+    if owner != experiment.name:
+        raise RungsError(
+            f"{manifest_path} is of experiment {owner}, not of {experiment.name}: delete its folder and build the variant again."
+        )
     variant = experiment.variant(manifest["variant"])
     if manifest["status"] != "ok":
         raise Refused(manifest["reason"], manifest["status"])
+    wanted, built = experiment.macros(variant, load_device(manifest["arch"])), manifest["macros"]
+    if odd := next((name for name in (*wanted, *built) if wanted.get(name) != built.get(name)), None):
+        raise RungsError(
+            f"{manifest_path} was built with {odd}={built.get(odd, 'nothing')} where experiment {experiment.name} says"
+            f" {wanted.get(odd, 'nothing')}: delete its folder and build the variant again."
+        )
     cubin = manifest_path.with_suffix(".cubin")
     if sha256_file(cubin) != manifest["cubin_sha256"]:
         raise RungsError(f"{cubin} is not the binary of {manifest_path}: delete its folder and build it again.")

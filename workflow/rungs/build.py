@@ -17,7 +17,7 @@ from typing import Any
 from rungs import plan
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT, sha256_file, sha256_json, write_json, write_text
-from rungs.variants import Device, Experiment, Variant, experiment_names, load_device, load_experiment
+from rungs.variants import Device, Experiment, Variant, load_device, readable_experiments
 
 KERNELS = ROOT / "kernels"
 STAMP = "stamp"
@@ -101,15 +101,26 @@ def system_cuda_tool(name: str) -> str:
 
 
 def find_variant(name: str) -> tuple[Experiment, Variant]:
-    """The experiment and the variant of a name, or of a rung's name. Raises RungsError where no experiment has it."""
-    reasons = []
-    for experiment_name in experiment_names():
-        experiment = load_experiment(experiment_name)
+    """The experiment and the variant of a name, or of a rung's name.
+
+    Raises RungsError where no experiment has it, and where more than one has.
+    """
+    found, reasons = [], []
+    experiments, damaged = readable_experiments()
+    for experiment in experiments:
         try:
-            return experiment, experiment.variant(name)
+            found.append((experiment, experiment.variant(name)))
         except RungsError as error:
             reasons.append(error)
-    raise reasons[0]
+    if not found:
+        missing = RungsError(f"There is no variant {name!r}: config/experiments holds no experiment.")
+        raise next(iter([*damaged.values(), *reasons, missing]))
+    if len(found) > 1:
+        owners = " and ".join(experiment.name for experiment, _ in found)
+        variants = list(dict.fromkeys(variant.name for _, variant in found))
+        fix = f"say {' or '.join(variants)}" if len(variants) > 1 else "give one of the files another variant_name"
+        raise RungsError(f"Experiments {owners} both have {name!r}, so it does not say which binary is meant: {fix}.")
+    return found[0]
 
 
 def unit_of(name: str, arch: str) -> Unit:

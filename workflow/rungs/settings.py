@@ -16,7 +16,7 @@ from typing import Any
 from rungs import clock, schemas
 from rungs.errors import RungsError
 from rungs.files import PACKED, ROOT, stem
-from rungs.variants import Experiment, Variant, experiment_names, load_experiment
+from rungs.variants import Experiment, Variant, clash, experiment_names, load_experiment, readable_experiments
 
 DEFAULT_ARCH = "sm_90a"
 EMULATOR = "emulator"
@@ -130,6 +130,7 @@ def resolve(config: Mapping[str, Any]) -> Run:
             raise RungsError(
                 f"config, key experiments: there is no experiment {name!r}; choose of {', '.join(experiment_names())}."
             )
+    notes = check_experiments(wanted["experiments"])
     measure = check_measure(wanted["measure"])
     for folder in (ROOT, Path.cwd()):
         if odd := next((sign for sign in '"$`{}\n' if sign in str(folder)), None):
@@ -163,7 +164,6 @@ def resolve(config: Mapping[str, Any]) -> Run:
         )
     if arch == "auto":
         arch = arch_of(gpu) if gpu else DEFAULT_ARCH
-    notes = []
     for name, experiment in list(experiments.items()):
         if experiment.architectures and arch not in experiment.architectures:
             notes.append(
@@ -208,6 +208,22 @@ def resolve(config: Mapping[str, Any]) -> Run:
         twins=quick,
         notes=tuple(notes),
     )
+
+
+def check_experiments(chosen: Sequence[str]) -> list[str]:
+    """A note for each other experiment whose file is damaged.
+
+    Raises RungsError for a damaged one that is chosen, and where two experiments can give one variant name.
+    """
+    experiments, damaged = readable_experiments()
+    if odd := next((name for name in chosen if name in damaged), None):
+        raise damaged[odd]
+    if problem := clash(experiments):
+        raise RungsError(problem)
+    return [
+        f"rungs: experiment {name} is not used here, and its file cannot be read: {error}"
+        for name, error in damaged.items()
+    ]
 
 
 def check_measure(measure: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -236,8 +236,37 @@ class Experiment:
         return [(mn, mn, k) for mn in self.axes["mn"] for k in self.axes["k"]]
 
 
-def experiment_names() -> list[str]:
-    return sorted(path.stem for path in (CONFIG / "experiments").glob("*.yaml"))
+def experiment_names(folder: Path | None = None) -> list[str]:
+    """Names of the experiments' files; what an editor leaves beside them (`.#gemm.yaml`) is none."""
+    files = (folder or CONFIG / "experiments").glob("*.yaml")
+    return sorted(path.stem for path in files if not path.name.startswith("."))
+
+
+def clash(experiments: Sequence[Experiment]) -> str:
+    """What is wrong where two experiments can give one variant name, by which binaries are told apart; else empty."""
+    for one, other in itertools.combinations(experiments, 2):
+        starts = [experiment.pattern.partition("{")[0] for experiment in (one, other)]
+        if not (starts[0].startswith(starts[1]) or starts[1].startswith(starts[0])):
+            continue
+        names = {variant.name for variant in one.estimable()}
+        if shared := next((variant.name for variant in other.estimable() if variant.name in names), None):
+            return (
+                f"Experiments {one.name} and {other.name} both have a variant {shared}, and a binary goes by its variant's"
+                f" name: give config/experiments/{other.name}.yaml another variant_name, or take the file out."
+            )
+    return ""
+
+
+@functools.cache
+def readable_experiments() -> tuple[tuple[Experiment, ...], Mapping[str, RungsError]]:
+    """Every experiment whose file can be read, and by name what is wrong with the others."""
+    found, damaged = [], {}
+    for name in experiment_names():
+        try:
+            found.append(load_experiment(name))
+        except RungsError as error:
+            damaged[name] = error
+    return tuple(found), damaged
 
 
 @functools.cache
@@ -248,8 +277,7 @@ def load_experiment(name: str, folder: Path = CONFIG / "experiments") -> Experim
     """
     path = folder / f"{name}.yaml"
     if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
-        raise RungsError(f"There is no experiment {name!r}: choose one of {known}.")
+        raise RungsError(f"There is no experiment {name!r}: choose one of {', '.join(experiment_names(folder))}.")
     raw = schemas.read_yaml(path, "experiment")
     if raw["name"] != name:
         raise RungsError(f"{path} names its experiment {raw['name']}: the name must be the file's, {name}.")
@@ -395,7 +423,8 @@ def levels_of(experiment: Experiment, ladder: Ladder, rung: str) -> list[str]:
 
 
 def architectures() -> list[str]:
-    return sorted((p.stem for p in (CONFIG / "devices").glob("*.yaml")), key=lambda a: int(re.sub(r"\D", "", a)))
+    names = [path.stem for path in (CONFIG / "devices").glob("*.yaml")]
+    return sorted((name for name in names if re.fullmatch(r"sm_\d+a?", name)), key=lambda a: int(re.sub(r"\D", "", a)))
 
 
 @functools.cache
