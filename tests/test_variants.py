@@ -12,7 +12,8 @@ import yaml
 from rungs import binary, build, schemas, settings, variants
 from rungs.errors import RungsError
 
-RAW = yaml.safe_load((variants.CONFIG / "experiments" / "gemm.yaml").read_text(encoding="utf-8"))
+GEMM = (variants.CONFIG / "experiments" / "gemm.yaml").read_text(encoding="utf-8")
+RAW = yaml.safe_load(GEMM)
 EXPERIMENT = variants.load_experiment("gemm")
 CONFIG = yaml.safe_load((variants.CONFIG / "config.yaml").read_text(encoding="utf-8"))
 
@@ -76,6 +77,18 @@ def test_a_contract_is_the_order_in_which_k_is_summed():
         (changed("constants", {"TILE_M": 128}), "give TILE_N"),
         (changed("quick", "ladders", ["Q"]), "quick names ladder 'Q', which it does not have"),
         (changed("floor_rung", "B9"), "'B9' is no variant of gemm"),
+        (changed("floor_rung", "abl_L0_R0_bl0_s1_sw0"), "floor_rung 'abl_L0_R0_bl0_s1_sw0' is on no ladder: name one of the rungs"),
+        (changed("ladders", "S", "path", []), "the path of ladder S has 0 rungs: give it 2 or more"),
+        (changed("factors", "read", "levels", 2, {"title": "x", "requires": {"b_layout": [7]}}), "requires level 7 of b_layout, whose levels are 0, 1"),
+        (changed("factors", "read", "levels", 2, {"title": "x", "requires": {"b_layout": []}}), "requires no level of b_layout"),
+        (changed("factors", "read", "levels", 2, {"title": "x", "requires": {"read": [2]}}), "level 2 of read requires levels of read itself"),
+        (changed("factors", "load", "levels", 2, {"title": "x", "architectures": ["sm_90"]}), "level 2 of load names architecture 'sm_90': choose of sm_80"),
+        (changed("architectures", ["sm_1"]), "Experiment gemm names architecture 'sm_1': choose of sm_80"),
+        (changed("constants", "TILE_M", 0), "constants gives TILE_M the value 0: it must be 1 or more"),
+        (changed("kernel", "gemm/none.cu"), "there is no kernels/gemm/none.cu: name a file under kernels/"),
+        (changed("factors", 1, RAW["factors"]["load"]), "factor 1 is no name: use letters"),
+        (changed("ladders", "control", RAW["ladders"]["S"]), "control has a name that is a word of rungs' own: rename it"),
+        (changed("ladders", "S", "rungs", "twin", {"b_layout": 0, "swizzle": 0}), "twin has a name that is a word of rungs' own"),
     ],
 )  # fmt: skip
 def test_an_experiment_that_contradicts_itself_is_refused(raw, sentence):
@@ -85,9 +98,48 @@ def test_an_experiment_that_contradicts_itself_is_refused(raw, sentence):
     assert "\n" not in str(error.value)
 
 
+def test_a_name_of_two_variants_is_refused():
+    raw = changed("variant_name", "abl_L{load}_R{read}_bl{b_layout}_s{stages}{swizzle}")
+    assert variants.parse_experiment(raw).variant("abl_L1_R1_bl1_s21") == variants.parse_experiment(raw).variant("B3")
+    for factor in ("stages", "swizzle"):
+        raw["factors"][factor]["levels"][11] = {"title": "x"}
+    with pytest.raises(RungsError, match="put a letter or _ between the factors of variant_name abl_L"):
+        variants.parse_experiment(raw)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("      0: {title: plain}", '      "0": {title: plain}', "levels: '0' is not of type 'integer' .a level is a whole number"),
+        ("      0: {title: plain}", "      true: {title: plain}", "True is not of type|given twice"),
+        ("      0: {title: plain}", "      null: {title: plain}", "None is not of type 'integer'"),
+        ("      0: {title: plain}", f"      {10**30}: {{title: plain}}", "greater than the maximum of 1000000"),
+        ("  swizzle:\n    macro", "  7:\n    macro", "key factors: 7 is not of type 'string' .a factor's name"),
+        ("  TILE_M: 128", "  TILE_M: 128\n  tile m: 1", "key constants: 'tile m' does not match"),
+        ("  TILE_M: 128", "  TILE_M: 128\n  1: 1", "key constants: 1 is not of type 'string'"),
+        ("  S:\n", "  ../S:\n", "key ladders: '../S' does not match"),
+        ("      S0: {", "      S_0: {", "key ladders.S.rungs: 'S_0' does not match"),
+        ("steps: [S0>S1, S2>S3]", "steps: [S0>S1, S0>S1, S2>S3]", "has non-unique elements"),
+        ("path: [S2, S3]", "path: []", "key ladders.S.path: "),
+    ],
+)  # fmt: skip
+def test_names_and_levels_in_an_experiments_file_have_their_form(tmp_path, old, new, words):
+    assert old in GEMM
+    (tmp_path / "gemm.yaml").write_text(GEMM.replace(old, new))
+    with pytest.raises(RungsError, match=words) as error:
+        variants.load_experiment("gemm", tmp_path)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("a: !!float abc\n", "is not what its tag or form says .*abc"),
+        ("a: !!int abc\n", "is not what its tag or form says"),
+        ("a: !!bool abc\n", "is not what its tag or form says"),
+        ("a: !!timestamp abc\n", "is not what its tag or form says"),
+        ("a: 2020-13-45\n", "is not what its tag or form says .month must be in"),
+        ("a: " + "9" * 5000 + "\n", "is not what its tag or form says"),
         ("a: 1\na: 2\n", "key 'a' is given twice"),
         ("a: !!python/object/apply:os.system [true]\n", "not readable YAML"),
         ("a: [1\n", "not readable YAML"),
@@ -147,6 +199,7 @@ def shop(monkeypatch, tmp_path, **files):
     folder.mkdir()
     for name, text in files.items():
         (folder / f"{name}.yaml").write_text(text)
+    (tmp_path / "devices").symlink_to(variants.CONFIG / "devices")
     monkeypatch.setattr(variants, "CONFIG", tmp_path)
     load = variants.load_experiment.__wrapped__
     monkeypatch.setattr(variants, "load_experiment", lambda name: load(name, folder))
@@ -157,7 +210,6 @@ def shop(monkeypatch, tmp_path, **files):
     return folder
 
 
-GEMM = (variants.CONFIG / "experiments" / "gemm.yaml").read_text(encoding="utf-8")
 WANTED = {**CONFIG, "experiments": ["gemm"], "arch": "sm_90a", "recorded": []}
 
 

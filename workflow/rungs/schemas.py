@@ -19,6 +19,8 @@ from rungs.errors import RungsError
 from rungs.files import ROOT, content, read_json, whole
 
 SCHEMAS = ROOT / "workflow" / "schemas"
+LONGEST = 600
+"""Letters of a breach that are shown: it may quote a whole list or a number of thousands of digits."""
 
 
 @functools.cache
@@ -53,6 +55,8 @@ def validate(value: Any, name: str, where: str) -> None:
         if error.validator == "additionalProperties" and isinstance(error.instance, dict):
             odd = next(key for key in error.instance if key not in schema["properties"])
             message = f"there is no key {odd!r}; choose of {', '.join(schema['properties'])}"
+        if len(message) > LONGEST:
+            message = f"{message[: LONGEST // 2]} ... {message[-LONGEST // 2 :]}"
         raise RungsError(
             f"{where}{f', key {place}' if place else ''}: {message}{f' ({description})' if description else ''}."
         )
@@ -64,7 +68,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     Raises RungsError with the key that is missing or odd.
     """
     value = read_json(path)
-    if value.get("kind") not in ("build", "sweep", "profile"):
+    if not isinstance(value, dict) or value.get("kind") not in ("build", "sweep", "profile"):
         raise RungsError(f"{path} is no manifest of a build, sweep or profile: delete it and run again.")
     validate(value, f"manifest_{value['kind']}", f"{path} (delete it and run again, or restore a recorded one)")
     return value
@@ -86,6 +90,11 @@ def read_yaml(path: Path, schema: str) -> dict[str, Any]:
         value = yaml.load(path.read_text(encoding="utf-8"), Loader=_OneOfEachKey)
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise RungsError(f"{path} is not readable YAML: {' '.join(str(error).split())}.") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # of a tag or a date
+        said = " ".join(str(error).split())[:200]
+        raise RungsError(
+            f"{path} is not readable YAML: a value in it is not what its tag or form says ({said}): correct it or quote it."
+        ) from None
     validate(value, schema, str(path))
     return value
 

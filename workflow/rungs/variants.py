@@ -21,6 +21,10 @@ PLANNED = (
     *("VARIANT_LOAD", "VARIANT_B_LAYOUT", "VARIANT_STAGES", "VARIANT_SWIZZLE"),
 )
 """Macros that the plan of a launch reads too."""
+POSITIVE = re.compile(r"(TILE|WARP|RASTER)_")
+"""Macros that are sizes or counts: a kernel or its plan divides by them."""
+RESERVED = ("all", "control", "stamp", "twin")
+"""Names that mean something else where a ladder's or a rung's could stand."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ class Experiment:
         for ladder in self.ladders.values():
             if name in ladder.rungs:
                 return ladder.rungs[name]
-        match = re.fullmatch(re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", re.escape(self.pattern)), name)
+        match = re.fullmatch(_regex(self.pattern), name)
         if not match:
             rungs = ", ".join(itertools.chain.from_iterable(ladder.rungs for ladder in self.ladders.values()))
             raise RungsError(
@@ -236,6 +240,11 @@ class Experiment:
         return [(mn, mn, k) for mn in self.axes["mn"] for k in self.axes["k"]]
 
 
+def _regex(pattern: str) -> str:
+    """What the names of a pattern match, a group for each factor."""
+    return re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", re.escape(pattern))
+
+
 def experiment_names(folder: Path | None = None) -> list[str]:
     """Names of the experiments' files; what an editor leaves beside them (`.#gemm.yaml`) is none."""
     files = (folder or CONFIG / "experiments").glob("*.yaml")
@@ -328,7 +337,33 @@ def parse_experiment(raw: Mapping) -> Experiment:
     )
     ladders = {name: _ladder(bare, name, ladder) for name, ladder in raw["ladders"].items()}
     complete = Experiment(**{**vars(bare), "ladders": ladders})
-    return Experiment(**{**vars(complete), "floor_variant": complete.variant(raw["floor_rung"])})
+    floor = complete.variant(raw["floor_rung"])
+    if not complete.rung_names(floor):
+        raise RungsError(
+            f"Experiment {bare.name}: floor_rung {raw['floor_rung']!r} is on no ladder: name one of the rungs."
+        )
+    _check_pattern(complete)
+    return Experiment(**{**vars(complete), "floor_variant": floor})
+
+
+def _check_pattern(experiment: Experiment) -> None:
+    """Each name is of one variant. Only where nothing but digits stands between two factors can it be of more."""
+    if not re.search(r"\}\d*\{", experiment.pattern):
+        return
+    owner: dict[str, Variant] = {}
+    for variant in experiment.estimable():
+        if (other := owner.setdefault(variant.name, variant)) != variant:
+            raise RungsError(
+                f"Experiment {experiment.name}: two variants are named {variant.name} (levels"
+                f" {', '.join(str(value) for _, value in other.levels)} and {', '.join(str(value) for _, value in variant.levels)}):"
+                f" put a letter or _ between the factors of variant_name {experiment.pattern}."
+            )
+        match = re.fullmatch(_regex(experiment.pattern), variant.name)
+        if match is None or {name: int(value) for name, value in match.groupdict().items()} != dict(variant.levels):
+            raise RungsError(
+                f"Experiment {experiment.name}: the name {variant.name} does not say where one level ends and the next begins:"
+                f" put a letter or _ between the factors of variant_name {experiment.pattern}."
+            )
 
 
 def _check_names(raw: Mapping) -> None:
@@ -338,7 +373,11 @@ def _check_names(raw: Mapping) -> None:
         named = [field for _, field, _, _ in string.Formatter().parse(raw["variant_name"]) if field is not None]
     except ValueError as error:
         raise RungsError(f"{where}: variant_name {raw['variant_name']!r} is no pattern ({error}).") from None
-    if sorted(named) != sorted(factors):
+    if not all(isinstance(name, str) for name in factors):
+        raise RungsError(
+            f"{where}: factor {next(n for n in factors if not isinstance(n, str))!r} is no name: use letters."
+        )
+    if sorted(named) != sorted(factors) or re.search(r"\{\{|\}\}", raw["variant_name"]):
         raise RungsError(f"{where}: variant_name must hold each factor once, {', '.join(f'{{{f}}}' for f in factors)}.")
     implied = {name: _implied(where, name, factor["levels"]) for name, factor in factors.items()}
     macros = [factor["macro"] for factor in factors.values()] + list(raw["constants"]) + ["CTAS_PER_SM"]
@@ -352,8 +391,19 @@ def _check_names(raw: Mapping) -> None:
         for value, level in factor["levels"].items():
             if odd := next((other for other in level.get("requires", {}) if other not in factors), None):
                 raise RungsError(f"{where}: level {value} of {name} requires {odd!r}, which is no factor of it.")
+            _check_requires(f"{where}: level {value} of {name}", name, level.get("requires", {}), factors)
+            _check_architectures(f"{where}: level {value} of {name}", level)
+            _check_positive(f"{where}: level {value} of {name}", {factor["macro"]: value, **level.get("macros", {})})
+    _check_architectures(where, raw)
+    _check_positive(f"{where}: constants", raw["constants"])
+    if not (ROOT / "kernels" / raw["kernel"]).is_file():
+        raise RungsError(f"{where}: there is no kernels/{raw['kernel']}: name a file under kernels/ as its kernel.")
     owner: dict[str, str] = {}
     for ladder, declared in raw["ladders"].items():
+        for word in (ladder, *declared["rungs"]):
+            if word in RESERVED or re.fullmatch(_regex(raw["variant_name"]), word):
+                meaning = "a word of rungs' own" if word in RESERVED else "the name of a variant too"
+                raise RungsError(f"{where}: ladder or rung {word} has a name that is {meaning}: rename it.")
         for rung in declared["rungs"]:
             if rung in owner:
                 raise RungsError(
@@ -363,6 +413,31 @@ def _check_names(raw: Mapping) -> None:
     for ladder in raw["quick"]["ladders"]:
         if ladder not in raw["ladders"]:
             raise RungsError(f"{where}: quick names ladder {ladder!r}, which it does not have.")
+
+
+def _check_requires(where: str, factor: str, requires: Mapping[str, Sequence[int]], factors: Mapping) -> None:
+    for other, allowed in requires.items():
+        if other == factor:
+            raise RungsError(f"{where} requires levels of {factor} itself: name another factor.")
+        if odd := [value for value in allowed if value not in factors[other]["levels"]]:
+            raise RungsError(
+                f"{where} requires level {odd[0]} of {other}, whose levels are {', '.join(map(str, factors[other]['levels']))}."
+            )
+        if not allowed:
+            raise RungsError(
+                f"{where} requires no level of {other}, so it goes with nothing: list the levels it goes with."
+            )
+
+
+def _check_architectures(where: str, raw: Mapping) -> None:
+    if odd := next((arch for arch in raw.get("architectures", ()) if arch not in architectures()), None):
+        raise RungsError(f"{where} names architecture {odd!r}: choose of {', '.join(architectures())}.")
+
+
+def _check_positive(where: str, macros: Mapping[str, int]) -> None:
+    for macro, value in macros.items():
+        if POSITIVE.match(macro) and value < 1:
+            raise RungsError(f"{where} gives {macro} the value {value}: it must be 1 or more.")
 
 
 def _implied(where: str, factor: str, levels: Mapping[int, Mapping]) -> set[str]:
@@ -383,6 +458,8 @@ def _ladder(experiment: Experiment, name: str, raw: Mapping) -> Ladder:
     where, path = f"Experiment {experiment.name}: the path of ladder {name}", tuple(raw["path"])
     if odd := next((rung for rung in path if rung not in rungs), None):
         raise RungsError(f"{where} names {odd!r}, which is none of its rungs.")
+    if len(path) < 2:
+        raise RungsError(f"{where} has {len(path)} rungs: give it 2 or more.")
     for a, b in itertools.pairwise(path):
         if f"{a}>{b}" not in raw["steps"]:
             raise RungsError(f"{where} goes from {a} to {b}, which is none of its steps.")
