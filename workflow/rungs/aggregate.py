@@ -129,7 +129,7 @@ def aggregate(results: Path, experiment: Experiment, arch: str, variants: Sequen
         "shapes": frame_of("shapes", shape_rows(measured, shares_of(measured))),
         "steps": frame_of("steps", _step_rows(measured, steps)),
         "changes": frame_of("changes", [row for step in steps for row in _changes(step, recordings.inspects)]),
-        "floor": frame_of("floor", _floor_rows(measured.floors)),
+        "floor": frame_of("floor", _floor_rows(measured)),
         "counters": frame_of("counters", _counter_rows(experiment, asked, shapes, recordings.profiles, chip)),
         "coverage": frame_of("coverage", coverage_rows(measured, _profiled(experiment, shapes))),
     }
@@ -360,6 +360,8 @@ DIGITS = {
     "share_low_percent": 3,
     "share_high_percent": 3,
     "sm_mhz": 0,
+    "mhz_low": 0,
+    "mhz_high": 0,
     "power_w": 1,
     "gain_percent": 4,
     "low_percent": 4,
@@ -428,14 +430,30 @@ def shares_of(measured: Measured) -> dict[tuple[str, Shape], stats.Median]:
             rung, control = (
                 _arm(variant.name, arm, shape, measured.recordings, measured.arms) for arm in (variant.name, "control")
             )
-            if rung.status == control.status == "ok":
-                shares[variant.name, shape] = stats.median_error(paired(control, rung))
+            if rung.status == control.status == "ok" and len(ratios := paired(control, rung)):
+                shares[variant.name, shape] = stats.median_error(ratios)
     return shares
+
+
+def spreads_of(measured: Measured) -> dict[Shape, stats.Spread]:
+    """By how much a rung's log-share of the control differs from job to job, from the floor jobs of one binary.
+
+    Empty without floor jobs: then nothing says whether shares of two jobs differ.
+    """
+    medians: dict[str, dict[Shape, list[float]]] = {name: {} for name in stats.CLASSES}
+    for shape in measured.shapes:
+        medians[measured.shape_class(shape)][shape] = []
+    for recording, arms in zip(measured.recordings.floors, measured.floor_arms, strict=True):
+        for shape, here in arms.items():
+            rung, control = here.get(recording.manifest["variant"]), here.get("control")
+            if rung and control and rung.status == control.status == "ok" and len(log := paired(control, rung)):
+                medians[measured.shape_class(shape)].setdefault(shape, []).append(float(np.median(log)))
+    return {shape: spread for group in medians.values() for shape, spread in stats.spreads_of(group).items()}
 
 
 def shape_rows(measured: Measured, shares: Mapping[tuple[str, Shape], stats.Median]) -> list[dict[str, Any]]:
     """A row per variant asked for and shape, with `shares_of` what was read."""
-    recordings, rows = measured.recordings, []
+    recordings, spreads, rows = measured.recordings, spreads_of(measured), []
     for variant in measured.asked:
         recording = recordings.sweeps.get(variant.name)
         common = {
@@ -461,6 +479,9 @@ def shape_rows(measured: Measured, shares: Mapping[tuple[str, Shape], stats.Medi
                     low, high = share.interval()
                     row |= {"control_tflops": flop / float(np.median(control.time_us)) / 1e6}
                     row |= _percents("share", 100 * math.exp(share.value), 100 * math.exp(low), 100 * math.exp(high))
+                    row["spread_percent"] = stats.percent(spreads[shape].deviation) if shape in spreads else None
+                elif control.status == "ok":
+                    row |= {"status": "flagged", "reason": "No round has both unflagged."}
                 elif control.status != "not run":
                     row |= {"status": control.status, "reason": f"Control: {control.reason}"}
             elif rung.status == "flagged":
@@ -566,9 +587,15 @@ def _floors(
     return {name: stats.floor_of(twin[name], other[name], len(floors)) for name in stats.CLASSES}
 
 
-def _floor_rows(floors: Mapping[str, stats.Floor | None]) -> list[dict[str, Any]]:
+def _floor_rows(measured: Measured) -> list[dict[str, Any]]:
+    """A row per shape class, with the rounds and the clocks of the floor jobs; these are empty without any."""
     rows = []
-    for name, floor in floors.items():
+    found: dict[str, list[Arm]] = {name: [] for name in stats.CLASSES}
+    for recording, arms in zip(measured.recordings.floors, measured.floor_arms, strict=True):
+        for shape, here in arms.items():
+            if (arm := here.get(recording.manifest["variant"])) and arm.status == "ok":
+                found[measured.shape_class(shape)].append(arm)
+    for name, floor in measured.floors.items():
         row: dict[str, Any] = {
             "shape_class": name,
             "shapes": floor.shapes if floor else 0,
@@ -577,6 +604,10 @@ def _floor_rows(floors: Mapping[str, stats.Floor | None]) -> list[dict[str, Any]
         if floor:
             row |= {"floor_percent": stats.percent(floor.value), "within_percent": stats.percent(floor.within)}
             row["between_percent"] = None if floor.between is None else stats.percent(floor.between)
+        if rounds := [len(arm.rounds) for arm in found[name]]:
+            row |= {"rounds_low": min(rounds), "rounds_high": max(rounds)}
+        if clocks := [mhz for arm in found[name] if (mhz := _middle(arm.sm_mhz)) is not None]:
+            row |= {"mhz_low": min(clocks), "mhz_high": max(clocks)}
         rows.append(row)
     return rows
 
@@ -724,10 +755,21 @@ def _worst(frame: pd.DataFrame) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
+class FloorJob:
+    """Where and when a floor job ran."""
+
+    run_id: str
+    build_id: str
+    board: str
+    day: str
+
+
+@dataclass(frozen=True)
 class Facts:
     """What the manifests of an experiment's recordings say, for captions and provenance lines.
 
-    `sweeps` and `profiles`: variant -> (run_id, build_id). `dates` and `profile_dates` are one day or a range.
+    `sweeps` and `profiles`: variant -> (run_id, build_id). `boards` and `profile_boards`: variant -> UUID of the GPU, of
+    those that have one. `floors`: file -> floor job. `dates` and `profile_dates` are one day or a range.
     """
 
     gpu: str
@@ -742,6 +784,14 @@ class Facts:
     profile_dates: str
     sweeps: Mapping[str, tuple[str, str]]
     profiles: Mapping[str, tuple[str, str]]
+    boards: Mapping[str, str] = field(default_factory=dict)
+    profile_boards: Mapping[str, str] = field(default_factory=dict)
+    floors: Mapping[str, FloorJob] = field(default_factory=dict)
+
+    def on(self, boards: Iterable[str]) -> str:
+        """The model, with the number of these boards where it is more than one: `NVIDIA H200 (3 boards)`."""
+        count = len(set(boards))
+        return f"{self.gpu} ({count} boards)" if count > 1 else self.gpu
 
 
 CLOCKS = {"observe": "clock observed, not locked", "lock": "clock locked"}
@@ -775,7 +825,22 @@ def facts_of(results: Path, experiment_name: str, variants: Iterable[str] | None
         profile_dates=_days(profiles),
         sweeps={name: (str(m.get("run_id")), str(_at(m, ("arms", name, "build_id")))) for name, m in sweeps.items()},
         profiles={name: (str(m.get("run_id")), str(_at(m, ("binary", "build_id")))) for name, m in profiles.items()},
+        boards=_boards(sweeps),
+        profile_boards=_boards(profiles),
+        floors={
+            name: FloorJob(
+                str(m.get("run_id")),
+                str(_at(m, ("arms", str(m["variant"]), "build_id"))),
+                str(_at(m, ("gpu", "uuid"))),
+                _days({name: m}),
+            )
+            for name, m in _manifests(csv / "floor" / experiment_name, None).items()
+        },
     )
+
+
+def _boards(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    return {name: str(uuid) for name, manifest in manifests.items() if (uuid := _at(manifest, ("gpu", "uuid")))}
 
 
 def _days(manifests: Mapping[str, Mapping[str, Any]]) -> str:
@@ -820,5 +885,12 @@ def rounds_range(shapes: pd.DataFrame) -> str:
 
 
 def _range(values: pd.Series) -> str:
-    low, high = f"{values.min():.0f}", f"{values.max():.0f}"
+    return span_text(values.dropna().astype(float).tolist())
+
+
+def span_text(values: Sequence[float]) -> str:
+    """`30`, `20 to 200`; empty of nothing."""
+    if not values:
+        return ""
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
     return low if low == high else f"{low} to {high}"

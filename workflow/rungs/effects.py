@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,11 +67,17 @@ def effects(results: Path, experiment: Experiment, arch: str) -> dict[str, pd.Da
         )
     measured = aggregate.load(results, experiment, arch, [variant.name for variant in experiment.estimable()])
     shares = aggregate.shares_of(measured)
+    few = {key: share for key, share in shares.items() if not math.isfinite(share.error)}
+    shares = {key: share for key, share in shares.items() if key not in few}
     counted = _counters(measured)
     rows = [
         row | counted.get((row["variant"], (row["m"], row["n"], row["k"])), {})
-        for row in aggregate.shape_rows(measured, shares)
+        for row in aggregate.shape_rows(measured, shares | few)
     ]
+    for row in rows:
+        if share := few.get((row["variant"], (row["m"], row["n"], row["k"]))):
+            why = f"Only {share.rounds} rounds have both unflagged, and under {stats.FEWEST} there is no interval."
+            row |= {"status": "flagged", "reason": why}
     corners = {(row["variant"], (row["m"], row["n"], row["k"])): row for row in rows}
     return {
         "corners": aggregate.frame_of("corners", rows),
@@ -111,10 +116,10 @@ def pairs_of(experiment: Experiment) -> Iterator[Pair]:
 def _effect_rows(
     measured: Measured, corners: Corners, shares: Mapping[tuple[str, Shape], stats.Median]
 ) -> list[dict[str, Any]]:
-    spreads, rows, found = _spreads(measured), [], []
+    spreads, rows, found = aggregate.spreads_of(measured), [], []
     for pair in pairs_of(measured.experiment):
         for shape in measured.shapes:
-            row, effect = _effect(pair, shape, corners, shares, spreads[measured.shape_class(shape)])
+            row, effect = _effect(pair, shape, corners, shares, spreads.get(shape))
             rows.append(row)
             found.append(effect)
     claims = sum(effect is not None for effect in found)
@@ -133,8 +138,8 @@ def _effect(
 ) -> tuple[dict[str, Any], stats.Effect | None]:
     """The row of two levels at one shape, without its verdict, and the mean over the contexts that were timed.
 
-    A context that was not timed is left out whole, so that a lost corner never shifts the mean by what else its levels are
-    worth; it is counted and its corner is named.
+    A context that was not timed, or in too few rounds, is left out whole, so that a lost corner never shifts the mean by
+    what else its levels are worth; it is counted and its corner is named.
     """
     timed, absent, lost = [], 0, 0
     gone: dict[str, str] = {}
@@ -203,22 +208,6 @@ def _judge(effect: stats.Effect, floor: stats.Floor | None, claims: int, row: Ma
         "floor_percent": stats.percent(floor.value),
         "verdict": stats.verdict(claim_low, claim_high, floor.value),
     }
-
-
-def _spreads(measured: Measured) -> dict[str, stats.Spread | None]:
-    """Per shape class, by how much a rung's log-ratio to the control differs between the floor jobs of one binary."""
-    medians: dict[str, dict[Shape, list[float]]] = {name: defaultdict(list) for name in stats.CLASSES}
-    for recording, arms in zip(measured.recordings.floors, measured.floor_arms, strict=True):
-        for shape, here in arms.items():
-            rung, control = here.get(recording.manifest["variant"]), here.get("control")
-            if (
-                rung
-                and control
-                and rung.status == control.status == "ok"
-                and len(log := aggregate.paired(control, rung))
-            ):
-                medians[measured.shape_class(shape)][shape].append(float(pd.Series(log).median()))
-    return {name: stats.spread_of(shapes.values()) for name, shapes in medians.items()}
 
 
 def _counters(measured: Measured) -> dict[tuple[str, Shape], dict[str, float]]:

@@ -26,6 +26,7 @@ __all__ = [
     "rounds_to_decide",
     "shape_class",
     "spread_of",
+    "spreads_of",
     "verdict",
 ]
 
@@ -142,6 +143,23 @@ def spread_of(medians: Iterable[Sequence[float]]) -> Spread | None:
         squares += sum((value - mean) ** 2 for value in values)
         freedom += max(len(values) - 1, 0)
     return Spread(math.sqrt(squares / freedom), freedom) if freedom else None
+
+
+def spreads_of(medians: Mapping[T, Sequence[float]]) -> dict[T, Spread]:
+    """The spread over jobs of each shape of one class: `medians` has per shape one value per job. Empty under two jobs.
+
+    Shapes of a class differ in it (the smallest problems most), and a deviation of few jobs may be small by chance: each
+    shape has the larger of its own and that of `spread_of` over all, with (jobs - 1) degrees of freedom in either case.
+    """
+    pooled = spread_of(medians.values())
+    if pooled is None:
+        return {}
+    freedom = max(len(values) for values in medians.values()) - 1
+    found = {}
+    for shape, values in medians.items():
+        own = spread_of([values]) or Spread(0.0, freedom)
+        found[shape] = Spread(max(own.deviation, pooled.deviation), own.freedom)
+    return found
 
 
 @dataclass(frozen=True)
