@@ -150,14 +150,24 @@ def test_the_best_and_the_worst_are_ranked_at_the_largest_shape(source, results)
         (49.0, 2.0, 0.1, False),  # the rounds alone leave 2 x 2.9 %
         (50.0, 0.0, 0.0, False),
         (49.0, None, 0.0, False),
+        (25.0, 0.0, None, False),  # no spread was measured, so that nothing is told apart
     ],
 )
 def test_two_variants_are_ranked_only_where_rounds_and_jobs_part_them(share, half, spread, apart):
     def row(value, half):
         low, high = (None, None) if half is None else (value - half, value + half)
-        return {"share_percent": value, "share_low_percent": low, "share_high_percent": high}
+        return {"share_percent": value, "share_low_percent": low, "share_high_percent": high, "spread_percent": spread}
 
-    assert factorial._apart(row(50.0, 0.1), row(share, half), spread) is apart
+    assert tables.apart(row(50.0, 0.1), row(share, half)) is apart
+
+
+def test_a_paired_step_contradicts_the_ranking_of_shares(source):
+    """B6 has the largest share."""
+    steps = source.data["steps"].copy()
+    steps.loc[steps["step"] == "B5>B6", "verdict"] = "slower"
+    (sentence,) = sentences(factorial.corner_table(dataclasses.replace(source, data={**source.data, "steps": steps})))
+    assert "no variant is named fastest: abl_L2_R1_bl1_s3_sw1 has the largest share" in sentence
+    assert sentence.endswith("but paired in one job abl_L2_R1_bl1_s2_sw1 is faster.")
 
 
 def test_counters_stand_in_the_ranking_with_the_shape_that_they_were_read_at(source):
@@ -166,7 +176,7 @@ def test_counters_stand_in_the_ranking_with_the_shape_that_they_were_read_at(sou
     corners.loc[at, ["instructions", "shared_wavefronts", "tensor_busy_percent"]] = [88.2e6, 50.3e6, 68.5]
     counted = dataclasses.replace(source, data={**source.data, "corners": corners})
     (grid,) = grids(factorial.corner_table(counted))
-    words = ("instructions", "shared wavefronts", "tensor pipe busy")
+    words = ("instructions", "shared wavefronts", "tensor pipe busy while an SM is active")
     assert grid[0][-3:] == [f"{word} at 512x512x1024" for word in words]
     assert grid[1][-3:] == ["88.2 M", "50.3 M", "68.5 %"]
     assert grid[2][-3:] == ["not counted"] * 3

@@ -76,7 +76,7 @@ def test_a_rung_has_its_throughput_and_its_share_at_each_shape(source, results):
 def test_the_ladder_concludes_with_the_fastest_and_the_slowest_rung(source):
     first, second = sentences(tables.ladder_tables(source, LADDER))
     assert first.startswith("At M=N=4096, K=4096 the fastest rung is B6, TMA, 3 stages, with 55.")
-    assert "the slowest is B1, cp.async 16 B, 1 stage, with 31." in first
+    assert "the slowest rung is B1, cp.async 16 B, 1 stage, with 31." in first
     steps = {row["step"]: row["gain_percent"] for row in source.rows("steps") if (row["m"], row["k"]) == (4096, 4096)}
     together = 100 * ((1 + steps["B2>B3"] / 100) * (1 + steps["B3>B5"] / 100) * (1 + steps["B5>B6"] / 100) - 1)
     assert f"the steps of the path B2 > B3 > B5 > B6 gain {together:+.1f} % together" in first
@@ -91,6 +91,51 @@ def test_rungs_that_cannot_be_told_apart_are_not_ranked(tmp_path):
     make(tmp_path, World(**{**vars(world), "gains": {name_of("B5"): gain}}))
     (sentence,) = sentences(tables.ladder_tables(tables.read_source(tmp_path, "gemm"), LADDER))
     assert "(not told apart from B" in sentence
+
+
+def shared(name: str, share: float, half: float = 0.05, spread: float | None = 0.1) -> dict:
+    return {
+        "variant": name,
+        "share_percent": share,
+        "share_low_percent": share - half,
+        "share_high_percent": share + half,
+        "spread_percent": spread,
+    }
+
+
+def test_shares_of_two_jobs_are_ranked_only_beyond_the_spread_between_jobs():
+    rows = [shared("a", 50.0), shared("b", 49.9), shared("c", 45.0)]
+    assert tables.standing(rows[0], rows, {}, fastest=True) == (["b"], [])
+    assert tables.standing(rows[2], rows, {}, fastest=False) == ([], [])
+    unknown = [shared("a", 50.0, spread=None), shared("b", 40.0, spread=None)]
+    assert tables.standing(unknown[0], unknown, {}, fastest=True) == (["b"], []), "no spread, no claim"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "alike", "against"),
+    [("faster", [], []), ("tie", ["b"], []), ("undecided", ["b"], []), ("none", ["b"], []), ("slower", [], ["b"])],
+)
+def test_a_paired_step_counts_for_more_than_shares(verdict, alike, against):
+    rows = [shared("a", 50.0), shared("b", 30.0)]
+    assert tables.standing(rows[0], rows, {("b", "a"): verdict}, fastest=True) == (alike, against)
+    mirrored = {"faster": "slower", "slower": "faster"}.get(verdict, verdict)
+    assert tables.standing(rows[0], rows, {("a", "b"): mirrored}, fastest=True) == (alike, against)
+    assert tables.standing(rows[1], rows, {("b", "a"): verdict}, fastest=False) == (
+        [name.replace("b", "a") for name in alike],
+        [name.replace("b", "a") for name in against],
+    )
+
+
+def test_no_rung_is_fastest_against_its_paired_step(results):
+    source = tables.read_source(results, "gemm")
+    steps = source.data["steps"].copy()
+    at = (steps["step"] == "B5>B6") & (steps["m"] == 4096) & (steps["k"] == 4096)
+    steps.loc[at, "verdict"] = "slower"
+    first, _ = sentences(
+        tables.ladder_tables(dataclasses.replace(source, data={**source.data, "steps": steps}), LADDER)
+    )
+    assert "no rung is named fastest: B6, TMA, 3 stages, has the largest share, 55." in first
+    assert "but paired in one job B5 is faster, and the slowest rung is B1" in first
 
 
 # Steps
@@ -128,6 +173,7 @@ def row(**keys) -> dict:
         ({"gain_percent": -0.001, "low_percent": -0.101, "high_percent": 0.099, "verdict": "tie"}, "+0.00 % ±0.10 tie"),
         ({"low_percent": 12.31, "high_percent": 12.37}, "+12.34 % ±0.03 faster"),
         ({"verdict": "undecided", "rounds_to_decide": 1234}, "+12.3 % ±0.2 undecided (+1300 rounds)"),
+        ({"verdict": "undecided", "rounds_to_decide": 1}, "+12.3 % ±0.2 undecided (+1 round)"),
         ({"verdict": "undecided"}, "+12.3 % ±0.2 undecided"),
         ({"verdict": "none"}, "+12.3 % ±0.2 no floor"),
         ({"controlled": False}, "+12.3 % ±0.2 faster‡"),
@@ -449,7 +495,33 @@ def test_counters_have_the_runs_of_the_profile_and_no_rounds(source):
 
 
 def test_one_run_is_named_by_its_id(source):
-    assert source.facts.sweeps[name_of("B3")][0] in tables.floor_table(source)
+    rows = [row for row in source.rows("shapes") if row["variant"] == name_of("B3")]
+    line = tables.provenance_line(source, rows, [name_of("B3")])
+    assert f"runs {source.facts.sweeps[name_of('B3')][0]}; builds " in line
+
+
+def test_the_floor_names_its_own_jobs_and_what_differs_between_them(source):
+    text = tables.floor_table(source)
+    jobs = source.facts.floors
+    assert f"runs {tables.sha256_json({name: job.run_id for name, job in jobs.items()})[:8]} (hash over 3)" in text
+    assert source.facts.sweeps[name_of("B3")][0] not in text
+    assert "; 30 rounds; " in text and re.search(r"medians \d+( to \d+)? MHz", text)
+    between = dataclasses.replace(
+        source, data={**source.data, "floor": source.data["floor"].assign(floor_percent=1.4, between_percent=1.4)}
+    )
+    (sentence,) = sentences(tables.floor_table(between))
+    assert sentence.startswith("The same step, measured in 3 jobs, differs by at most 1.40 % (")
+
+
+def test_boards_of_one_model_are_counted_where_there_are_more_than_one(tmp_path):
+    make(tmp_path, World(shapes=[SHAPES[3]], variants=["B2", "B3"]))
+    path = tmp_path / "csv" / "sweep" / "gemm" / f"{name_of('B3')}.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"gpu": manifest["gpu"] | {"uuid": "GPU-2"}}))
+    source = tables.read_source(tmp_path, "gemm")
+    rows = source.rows("shapes")
+    assert tables.provenance_line(source, rows, [name_of("B2"), name_of("B3")]).startswith("NVIDIA H200 (2 boards), ")
+    assert tables.provenance_line(source, rows, [name_of("B3")]).startswith("NVIDIA H200, driver ")
 
 
 def test_a_stale_recording_marks_each_of_its_numbers_and_no_other(results):

@@ -20,8 +20,11 @@ from rungs.tables import (
     digits_of,
     figures_of,
     gain_text,
+    not_apart,
+    paired_steps,
     signed,
     size_text,
+    standing,
     table,
 )
 from rungs.variants import Experiment, Factor, Variant, load_experiment
@@ -38,11 +41,12 @@ def write(results: Path, name: str, stale: Mapping[str, str] | None = None) -> N
 
 
 def read_source(results: Path, experiment: str | Experiment, stale: Mapping[str, str] | None = None) -> Source:
-    """What the tables of a factorial are made of: its three frames, and the floor of its experiment."""
+    """What the tables of a factorial are made of: its three frames, and the floor and the steps of its experiment."""
     experiment = load_experiment(experiment) if isinstance(experiment, str) else experiment
     data = effects.read_data(results, experiment.name)
     floor = schemas.read_csv("floor", results / "data" / experiment.name / "floor.csv")
-    frames = {**data, "floor": floor, "coverage": data["factorial_coverage"]}
+    steps = schemas.read_csv("steps", results / "data" / experiment.name / "steps.csv")
+    frames = {**data, "floor": floor, "steps": steps, "coverage": data["factorial_coverage"]}
     return Source(experiment, frames, aggregate.facts_of(results, experiment.name), stale or {}, results)
 
 
@@ -104,7 +108,7 @@ def missing(source: Source) -> str:
     for row in corners:
         if row["share_percent"] is None and row["status"] == "not on this chip":
             lacking[row["variant"]] = None
-        elif row["share_percent"] is None:
+        elif row["share_high_percent"] is None:
             shape = f"{row['m']}x{row['n']}x{row['k']}"
             lost.setdefault((row["variant"], row["status"]), []).append(shape)
     variants, shapes = ({row["variant"] for row in corners}, {(row["m"], row["n"], row["k"]) for row in corners})
@@ -247,7 +251,10 @@ def corner_table(source: Source) -> str:
     ]
     headers = ["place", "variant", "what it is", "rung", "time, µs", "TFLOP/s", f"share of {source.facts.control}"]
     if counters:
-        headers += [f"{word} at {at}" for word in ("instructions", "shared wavefronts", "tensor pipe busy")]
+        headers += [
+            f"{word} at {at}"
+            for word in ("instructions", "shared wavefronts", "tensor pipe busy while an SM is active")
+        ]
     where = "x".join(map(str, shape))
     whole = len(listed) == len(ranked)
     what = "every variant" if whole else f"the {SHOWN} fastest and the {SHOWN} slowest of {len(ranked)} variants"
@@ -289,38 +296,30 @@ def _counters(source: Source) -> tuple[str, dict[str, list[str]]]:
     }
 
 
-def _spread(source: Source, row: Row) -> float:
-    """By how much a share differs from job to job at that shape, a standard deviation in percent; 0 where it is not known."""
-    rows = (r for r in source.rows("effects") if (r["m"], r["n"], r["k"]) == (row["m"], row["n"], row["k"]))
-    return next((r["spread_percent"] for r in rows if r["spread_percent"] is not None), 0.0)
-
-
-def _apart(best: Row, other: Row, spread: float) -> bool:
-    """Whether two shares of different jobs differ by more than twice the error of their difference."""
-    errors = [spread, spread]
-    for row in (best, other):
-        if row["share_high_percent"] is None:
-            return False
-        errors.append(100 * (row["share_high_percent"] - row["share_low_percent"]) / 4 / row["share_percent"])
-    return 100 * (best["share_percent"] / other["share_percent"] - 1) > 2 * math.hypot(*errors)
-
-
 def _corner_sentence(source: Source, ranked: Sequence[Row], where: str) -> str:
     """The fastest and the slowest, how far they are apart, and what the fastest have in common."""
     best, worst = ranked[0], ranked[-1]
     if len(ranked) < 2:
         return f"At {where} only {best['variant']} was timed, so that there is nothing to compare."
-    equals = [row["variant"] for row in ranked[1:] if not _apart(best, row, _spread(source, best))]
-    unsure = f" (not told apart from {', '.join(equals)})" if equals else ""
+    steps = paired_steps(source, (best["m"], best["n"], best["k"]))
+    alike, against = standing(best, ranked, steps, fastest=True)
+    if against:
+        return (
+            f"At {where} no variant is named fastest: {best['variant']} has the largest share, {best['share_percent']:.1f} % of"
+            f" {source.facts.control}, but paired in one job {', '.join(against)} {'is' if len(against) == 1 else 'are'} faster."
+        )
+    unsure = not_apart(alike, len(ranked))
+    last, slower = standing(worst, ranked, steps, fastest=False)
+    doubt = not_apart([*last, *slower], len(ranked))
     top = [source.experiment.variant(row["variant"]) for row in ranked[:SHOWN]]
     shared = [
         source.experiment.factors[name].levels[top[0].level(name)].title
         for name in source.experiment.factors
         if len({variant.level(name) for variant in top}) == 1
     ]
-    alike = f"; the {len(top)} fastest have in common: {', '.join(shared)}" if shared and len(ranked) > SHOWN else ""
+    common = f"; the {len(top)} fastest have in common: {', '.join(shared)}" if shared and len(ranked) > SHOWN else ""
     return (
         f"At {where} the fastest of {len(ranked)} variants is {best['variant']}{unsure}, with {best['share_percent']:.1f} % of"
         f" {source.facts.control}, {best['share_percent'] / worst['share_percent']:.1f} times the share of the slowest,"
-        f" {worst['variant']}{alike}."
+        f" {worst['variant']}{doubt}{common}."
     )

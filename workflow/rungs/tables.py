@@ -15,7 +15,17 @@ from typing import Any
 import pandas as pd
 
 from rungs import published
-from rungs.aggregate import TENSOR, WAVEFRONTS, Facts, facts_of, measured_ladders, mhz_range, read_data, rounds_range
+from rungs.aggregate import (
+    TENSOR,
+    WAVEFRONTS,
+    Facts,
+    facts_of,
+    measured_ladders,
+    mhz_range,
+    read_data,
+    rounds_range,
+    span_text,
+)
 from rungs.errors import RungsError
 from rungs.files import ROOT, sha256_json, write_text
 from rungs.variants import Experiment, Ladder, Step, levels_of, load_experiment
@@ -110,7 +120,8 @@ def render_set(
     for source in sources:
         name, facts = source.experiment.name, source.facts
         parts += [f"## [{name}](md/{name}.md)", source.experiment.question]
-        parts.append(f"{facts.gpu}, driver {facts.driver}{f', {facts.software}' if facts.software else ''}.")
+        model = facts.on([*facts.boards.values(), *facts.profile_boards.values()])
+        parts.append(f"{model}, driver {facts.driver}{f', {facts.software}' if facts.software else ''}.")
         parts.append(coverage_table(source))
         for ladder in measured_ladders(source.experiment, source.data["shapes"]):
             parts += [f"### Ladder {ladder.name}: {ladder.title}", ladder_tables(source, ladder)]
@@ -539,18 +550,39 @@ def floor_table(source: Source) -> str:
     known = [row for row in source.rows("floor") if row["floor_percent"] is not None]
     if known:
         worst = max(known, key=lambda row: row["floor_percent"])
-        from_what = "between jobs" if (worst["between_percent"] or 0) > worst["within_percent"] else "within a job"
-        sentence = (
-            f"The same binary differs from itself by at most {worst['floor_percent']:.2f} % ({worst['shape_class']}, {from_what}),"
-            " and no step is claimed under its class's floor."
-        )
+        most = f"{worst['floor_percent']:.2f} % ({worst['shape_class']})"
+        if (worst["between_percent"] or 0) > worst["within_percent"]:
+            what = f"The same step, measured in {worst['jobs']} jobs, differs by at most {most}"
+        else:
+            what = f"The same binary differs from its twin in one job by at most {most}"
+        sentence = f"{what}, and no step is claimed under its class's floor."
     else:
         sentence = "The floor was not measured, so that no step has a verdict."
     head = f"{source.experiment.floor_variant.name} against itself: its twin in the same rounds, and the same steps in separate jobs."
     headers = ["shape class", "floor", "within a job", "between jobs", "shapes", "jobs"]
     name = source.experiment.floor_variant.name
-    used = [row for row in source.rows("shapes") if row["variant"] == name]
-    return table(source, head, headers, rows, sentence, used, [name])
+    if not source.facts.floors:  # a quick look: the twins are those of the sweeps
+        used = [row for row in source.rows("shapes") if row["variant"] == name]
+        return table(source, head, headers, rows, sentence, used, [name])
+    return "\n\n".join([head, grid(headers, rows), f"**{sentence}**", f"<sub>{_floor_line(source)}</sub>"])
+
+
+def _floor_line(source: Source) -> str:
+    """Provenance of the floor: the floor jobs' own boards, clocks, rounds, dates, runs and builds."""
+    facts, jobs = source.facts, source.facts.floors
+    rows = [row for row in source.rows("floor") if row["rounds_low"] is not None]
+    rounds = span_text([row[f"rounds_{end}"] for row in rows for end in ("low", "high")])
+    clocks = span_text([row[f"mhz_{end}"] for row in rows for end in ("low", "high") if row[f"mhz_{end}"] is not None])
+    parts = [f"{facts.on(job.board for job in jobs.values())}, driver {facts.driver}"]
+    parts += [facts.software] if facts.software else []
+    parts += [f"{facts.clock}, medians {clocks} MHz" if clocks else f"{facts.clock}, clock not read"]
+    parts += [f"{rounds or 'no'} rounds", f"fill {facts.fill}, L2 {facts.l2}"]
+    parts.append(
+        " to ".join(dict.fromkeys([min(job.day for job in jobs.values()), max(job.day for job in jobs.values())]))
+    )
+    parts.append(f"floor jobs' runs {_named({name: job.run_id for name, job in jobs.items()})}")
+    parts.append(f"builds {_named({name: job.build_id for name, job in jobs.items()})}")
+    return "; ".join(parts) + f". The same in all rungs: {'; '.join(source.experiment.declared)}."
 
 
 def coverage_table(source: Source) -> str:
@@ -602,7 +634,8 @@ def _step_cell(source: Source, row: Row | None) -> str:
         return str(row["status"])
     word = row["verdict"] if row["verdict"] != "none" else "no floor"
     if row["rounds_to_decide"] is not None:
-        word += f" (+{_about(row['rounds_to_decide'])} rounds)"
+        more = _about(row["rounds_to_decide"])
+        word += f" (+{more} round{'' if more == 1 else 's'})"
     marks = (DAGGER if {row["source_variant"], row["target_variant"]} & set(source.stale) else "") + (
         "" if row["controlled"] else "‡"
     )
@@ -742,7 +775,7 @@ COLUMNS = (
     ),
     Column("DRAM", ("dram__bytes.sum",), _bytes),
     Column("L2 hits", (L2_HITS,), _share),
-    Column("tensor pipe busy", (TENSOR,), _share),
+    Column("tensor pipe busy while an SM is active", (TENSOR,), _share),
     Column("top stalls (warps per issue)", (), count_text, STALL),
 )
 
@@ -753,30 +786,99 @@ COLUMNS = (
 def _ladder_sentence(
     source: Source, ladder: Ladder, names: Mapping[str, str], cells: Mapping[tuple, Row], size: Size
 ) -> str:
-    """Fastest and slowest rung at the largest K that has figures, and what the path gains from end to end."""
+    """Fastest and slowest rung at the largest K that has figures, and what the path gains from end to end.
+
+    Rungs stand in jobs of their own: `standing` says which of them can be ranked at all.
+    """
     depths = sorted({key[3] for key in cells if key[1:3] == size}, reverse=True)
     for k in depths:
         rows = {rung: cells[name, *size, k] for rung, name in names.items() if (name, *size, k) in cells}
         rows = {rung: row for rung, row in rows.items() if row["share_percent"] is not None}
         if len(rows) < 2:
             continue
-        best, worst = (pick(rows, key=lambda rung: rows[rung]["share_percent"]) for pick in (max, min))
-        low = rows[best]["share_low_percent"]
-        equals = [
-            rung
-            for rung, row in rows.items()
-            if rung != best and low is not None and (row["share_high_percent"] or 0) >= low
-        ]
-        alike = f" (not told apart from {', '.join(equals)})" if equals else ""
-        sentence = (
-            f"At {size_text(size)}, K={k} the fastest rung is {best}, {_describe(source, ladder, best)}{alike}, with"
-            f" {rows[best]['share_percent']:.1f} % of {source.facts.control}, and the slowest is {worst},"
-            f" {_describe(source, ladder, worst)}, with {rows[worst]['share_percent']:.1f} %"
-        )
+        steps = paired_steps(source, (*size, k))
+        ends: list[str] = []
+        for word, pick in (("fastest", max), ("slowest", min)):
+            rung = pick(rows, key=lambda rung: rows[rung]["share_percent"])
+            alike, against = standing(rows[rung], list(rows.values()), steps, word == "fastest")
+            spoken = {row["variant"]: name for name, row in rows.items()}
+            what = f"{rung}, {_describe(source, ladder, rung)}"
+            share = f"{rows[rung]['share_percent']:.1f} %" + (f" of {source.facts.control}" if not ends else "")
+            if against:
+                most = "largest" if word == "fastest" else "smallest"
+                other = ", ".join(spoken[name] for name in against)
+                ends.append(
+                    f"no rung is named {word}: {what}, has the {most} share, {share}, but paired in one job {other}"
+                    f" {'is' if len(against) == 1 else 'are'} {word[:4]}er"
+                )
+            else:
+                ends.append(
+                    f"the {word} rung is {what}{not_apart([spoken[n] for n in alike], len(rows))}, with {share}"
+                )
+        sentence = f"At {size_text(size)}, K={k} {', and '.join(ends)}"
         if path := path_steps(source, ladder, (*size, k)):
             sentence += f"; the steps of the path {' > '.join(ladder.path)} gain {_together(path):+.1f} % together"
         return sentence + "."
     return f"At {size_text(size)} fewer than two rungs have a share of {source.facts.control}, so there is nothing to compare."
+
+
+def paired_steps(source: Source, shape: Shape) -> dict[tuple[str, str], str]:
+    """(source variant, target variant) -> verdict of the step between them at one shape, where it was timed."""
+    return {
+        (row["source_variant"], row["target_variant"]): row["verdict"]
+        for row in source.rows("steps")
+        if (row["m"], row["n"], row["k"]) == shape and row["gain_percent"] is not None
+    }
+
+
+def standing(
+    end: Row, rows: Sequence[Row], steps: Mapping[tuple[str, str], str], fastest: bool
+) -> tuple[list[str], list[str]]:
+    """The variants from which the one with the largest share is not told apart, and those that a paired step says are faster.
+
+    With `fastest` false the same of the one with the smallest share. Where a step connects two, its verdict counts;
+    elsewhere the shares, which are of two jobs, must differ by more than shares do from job to job.
+    """
+    alike, against = [], []
+    before, after = ("slower", "faster") if fastest else ("faster", "slower")
+    for row in rows:
+        names = end["variant"], row["variant"]
+        if names[0] == names[1]:
+            continue
+        if names in steps or names[::-1] in steps:
+            verdict = steps.get(names) or {"faster": "slower", "slower": "faster"}.get(steps[names[::-1]], "tie")
+            if verdict == after:
+                against.append(row["variant"])
+            elif verdict != before:
+                alike.append(row["variant"])
+        elif not (apart(end, row) if fastest else apart(row, end)):
+            alike.append(row["variant"])
+    return alike, against
+
+
+def apart(more: Row, less: Row) -> bool:
+    """Whether two shares of different jobs differ by more than twice the error of their difference.
+
+    The error is that of the rounds of both jobs and the spread of such a share from job to job; without a measured
+    spread nothing is told apart.
+    """
+    spread = more["spread_percent"]
+    if spread is None:
+        return False
+    errors = [spread, spread]
+    for row in (more, less):
+        if row["share_high_percent"] is None:
+            return False
+        errors.append(100 * (row["share_high_percent"] - row["share_low_percent"]) / 4 / row["share_percent"])
+    return 100 * (more["share_percent"] / less["share_percent"] - 1) > 2 * math.hypot(*errors)
+
+
+def not_apart(alike: Sequence[str], count: int) -> str:
+    """` (not told apart from B5)`, empty where one of `count` stands alone."""
+    if not alike:
+        return ""
+    whom = "any other" if len(alike) == count - 1 and count > 2 else ", ".join(alike)
+    return f" (not told apart from {whom})"
 
 
 def path_steps(source: Source, ladder: Ladder, shape: tuple[int, ...]) -> list[Row]:
@@ -909,7 +1011,9 @@ def _counter_sentence(names: Mapping[str, str], here: Mapping[str, Mapping[str, 
         return f"{where} there are no counters ({word}), and the timing tables do not need them."
     best, worst = max(busy, key=lambda rung: busy[rung]), min(busy, key=lambda rung: busy[rung])
     stalls = COLUMNS[-1]
-    sentence = f"{where} the tensor pipe is busiest in {best}, {busy[best]:.1f} % of the time"
+    sentence = (
+        f"{where} the tensor pipe is busiest in {best}, {busy[best]:.1f} % of the cycles in which an SM is active"
+    )
     if best != worst:
         sentence += (
             f", and least in {worst}, {busy[worst]:.1f} %, where the top stalls are {stalls.show(here[names[worst]])}"
@@ -949,7 +1053,11 @@ def provenance_line(source: Source, used: Sequence[Row] | None, variants: Sequen
     runs of their own.
     """
     facts = source.facts
-    parts = [f"{facts.gpu}, driver {facts.driver}", *([facts.software] if facts.software else [])]
+    boards = facts.profile_boards if used is None else facts.boards
+    parts = [
+        f"{facts.on(boards[name] for name in variants if name in boards)}, driver {facts.driver}",
+        *([facts.software] if facts.software else []),
+    ]
     if used:
         frame = pd.DataFrame(used).astype({"sm_mhz": "float64", "rounds": "float64"})
         floors = [
