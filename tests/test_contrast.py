@@ -75,7 +75,7 @@ def test_the_sentence_names_what_cold_caches_change_most(hot, cold):
     first, second = re.findall(r"^\*\*(.*)\*\*$", text, re.MULTILINE)
     assert re.fullmatch(
         r"At M=N=4096 cold caches change the gain of B3>B5 most: they raise it from \+\d+\.\d % ±\d\.\d to \+\d+\.\d % ±\d\.\d at"
-        r" K=1024; 1 of 3 gains are the same hot and cold as far as their intervals tell\.",
+        r" K=1024; 1 of 3 gains are the same hot and cold as far as intervals and floors tell\.",
         first,
     )
     assert second.startswith("At M=N=512 cold caches change the gain of B3>B5 most")
@@ -92,8 +92,15 @@ def test_a_gain_that_cold_caches_lower_is_named_too(hot, tmp_path):
 def test_equal_gains_are_not_told_apart(hot, tmp_path):
     same = make(tmp_path / "h200-cold", "cold", seed=3)
     text = contrast.table(hot, same, LADDER)
-    assert "3 of 3 gains are the same hot and cold as far as their intervals tell." in text
+    assert "3 of 3 gains are the same hot and cold as far as intervals and floors tell." in text
     assert "change the gain" not in text
+
+
+def test_a_change_under_the_larger_floor_is_none(hot, cold):
+    """The floor of one set alone is enough."""
+    steps = cold.data["steps"].assign(floor_percent=90.0)
+    text = contrast.table(hot, dataclasses.replace(cold, data={**cold.data, "steps": steps}), LADDER)
+    assert "3 of 3 gains are the same hot and cold" in text and "change the gain" not in text
 
 
 def test_a_step_that_one_set_lacks_has_its_word(hot, tmp_path):

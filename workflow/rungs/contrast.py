@@ -75,8 +75,14 @@ def _cell(source: Source, row: Row | None) -> str:
     return f"{gain_text(row)} {row['verdict'] if row['verdict'] != 'none' else 'no floor'}{mark}"
 
 
+def _clear(hot: Row, cold: Row) -> bool:
+    """Whether two gains differ by more than the larger floor of the two sets; never where one has no floor."""
+    floors = hot["floor_percent"], cold["floor_percent"]
+    return None not in floors and abs(cold["gain_percent"] - hot["gain_percent"]) > max(floors)
+
+
 def _sentence(ladder: Ladder, cells: Mapping[str, Cells], size: Size, shapes: list[Shape]) -> str:
-    """Where cold caches change a gain most, of the gains whose intervals part; how many do not."""
+    """Where cold caches change a gain most, of the gains whose intervals part by more than the larger floor of both sets; how many do not."""
     pairs = []
     for key in itertools.product((f"{a}>{b}" for a, b in itertools.pairwise(ladder.path)), shapes):
         hot, cold = (cells[policy].get(key) for policy in ("hot", "cold"))
@@ -88,10 +94,15 @@ def _sentence(ladder: Ladder, cells: Mapping[str, Cells], size: Size, shapes: li
     apart = [
         (key, hot, cold)
         for key, hot, cold in pairs
-        if hot["claim_high_percent"] < cold["claim_low_percent"]
-        or cold["claim_high_percent"] < hot["claim_low_percent"]
+        if (
+            hot["claim_high_percent"] < cold["claim_low_percent"]
+            or cold["claim_high_percent"] < hot["claim_low_percent"]
+        )
+        and _clear(hot, cold)
     ]
-    same = f"{len(pairs) - len(apart)} of {len(pairs)} gains are the same hot and cold as far as their intervals tell"
+    same = (
+        f"{len(pairs) - len(apart)} of {len(pairs)} gains are the same hot and cold as far as intervals and floors tell"
+    )
     if not apart:
         return f"{where} {same}."
     (step, shape), hot, cold = max(apart, key=lambda pair: abs(pair[2]["gain_percent"] - pair[1]["gain_percent"]))
