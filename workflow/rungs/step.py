@@ -65,12 +65,15 @@ def _sentence(rows, source: str, target: str) -> tuple[bool, str]:  # type: igno
         return False, f"not measured: {source} could not be timed beside {target}, or too few rounds were usable."
     ratios = np.log(used[source] / used[target]).to_numpy()
     median, low, high = protocol.median_interval(ratios)
+    if measure.TWIN not in used or measure.CONTROL not in used:
+        lacking = "the twin" if measure.TWIN not in used else "the control"
+        return False, f"not measured: {lacking} could not be timed beside {target} in any usable round."
     floor = abs(float(np.median(np.log(used[measure.TWIN] / used[target]))))
     verdict = stats.verdict(low, high, floor)
     more = stats.rounds_to_decide(median, low, high, floor, len(used)) if verdict == "undecided" else None
     gain, lowest, highest = (float(np.expm1(value)) * 100 for value in (median, low, high))
     share = float(np.median(used[measure.CONTROL] / used[target])) * 100
-    hint = f", about {more} more rounds would decide" if more else ""
+    hint = f", about {more} more round{'' if more == 1 else 's'} would decide" if more else ""
     return True, (
         f"{gain:+.2f} % [{lowest:+.2f}, {highest:+.2f}], {verdict}{hint} (A/A {floor * 100:.2f} %, {len(used)} rounds,"
         f" {share:.1f} % of the control)"
