@@ -1,6 +1,7 @@
 """Figures say every number and every gap, and are the same bytes for the same data."""
 
 import dataclasses
+import itertools
 import shutil
 from xml.etree import ElementTree
 
@@ -233,6 +234,35 @@ def test_the_ladder_joins_its_path_and_sets_the_rest_apart(results):
     assert single.get_linestyle() == "None"
     assert "not on this\nchip" in [text.get_text() for text in axes.texts]
     assert "time limit\nK = 256" in [text.get_text() for text in figure.axes[1].texts]
+
+
+@pytest.mark.parametrize("name", ["gemm", "gemm_tuned"])
+def test_labels_of_a_ladder_keep_clear_of_each_other_and_of_the_legend(results, name):
+    experiment = variants.load_experiment(name)
+    data, facts = aggregate.read_data(results, "gemm"), aggregate.facts_of(results, "gemm")
+    template = (
+        data["shapes"]
+        .iloc[: len(SHAPES)]
+        .assign(status="ok", share_percent=50.0, share_low_percent=49.0, share_high_percent=51.0)
+    )
+    for ladder in experiment.ladders.values():
+        rows = [template.assign(variant=variant.name) for variant in ladder.rungs.values()]
+        figure = plots.plot_ladder(experiment, ladder, {**data, "shapes": pd.concat(rows)}, facts, {})
+        figure.canvas.draw()
+        legend = figure.legends[0].get_window_extent()
+        for axes in figure.axes:
+            boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+            assert all(box.y0 >= legend.y1 for box in boxes), ladder.name
+            assert all(a.x1 <= b.x0 for a, b in itertools.pairwise(boxes)), ladder.name
+        plt.close(figure)
+
+
+def test_a_rung_is_labelled_by_what_its_step_changes(results):
+    data, facts = aggregate.read_data(results, "gemm"), aggregate.facts_of(results, "gemm")
+    figure = plots.plot_ladder(EXPERIMENT, LADDER, data, facts, {})
+    labels = {label.get_text().split("\n")[0]: label.get_text() for label in figure.axes[0].get_xticklabels()}
+    assert "2 stages" in labels["B2"] and labels["B3"] == "B3\ncp.async 16 B" and labels["B6"] == "B6\n3 stages"
+    assert labels["B4"] == "B4\nas B3, but\n3 stages"
 
 
 def test_a_set_without_any_number_draws_its_reasons(tmp_path):

@@ -216,3 +216,12 @@ def test_a_set_without_a_number_draws_its_reasons(tmp_path):
     aggregate.run(tmp_path, "gemm", ARCH, [name_of(rung) for rung in LADDER.rungs])
     axes = draw(tmp_path, EXPERIMENT.ladders["B"]).axes[0]
     assert words(axes).count("not run") == 4
+
+
+def test_the_line_of_the_control_does_not_strike_a_gain_through():
+    figure, axes = plt.subplots()
+    waterfall._draw_bars(axes, [waterfall.Bar("T6", "", 60.0), waterfall.Bar("T7", "", 97.0, gain="+60 %")], "cuBLAS")
+    (gain,) = [text for text in axes.texts if text.get_text() == "+60 %"]
+    assert gain.get_bbox_patch().get_facecolor()[:3] == (1.0, 1.0, 1.0)
+    assert gain.get_zorder() > max(line.get_zorder() for line in axes.lines)
+    plt.close(figure)

@@ -51,6 +51,8 @@ FONTS = "DejaVu Sans, Verdana, Geneva, sans-serif"
 """Alike in width, so that a text fits where a reader lacks the first."""
 DOUBT, GAP = "||||", "//////"
 """Hatches of undecided cells and of those that were not measured; dots would make an SVG ten times as large."""
+MOST_LINES = 5
+"""Of a rung's label in the figure of a ladder."""
 Size = tuple[int, int]
 Shape = tuple[int, int, int]
 STYLE: dict[str, Any] = {
@@ -361,7 +363,8 @@ def rungs_of(shapes: pd.DataFrame, ladder: Ladder, rungs: Iterable[str] | None =
 
 def caption(facts: Facts, shapes: pd.DataFrame) -> str:
     """GPU, clock and rounds of these rows in one line."""
-    parts = [f"{facts.gpu}, driver {facts.driver}", f"{facts.clock}, {mhz_range(shapes)}"]
+    model = facts.on(facts.boards[name] for name in set(shapes["variant"]) if name in facts.boards)
+    parts = [f"{model}, driver {facts.driver}", f"{facts.clock}, {mhz_range(shapes)}"]
     return "  ·  ".join(
         [*parts, f"{rounds_range(shapes)} paired rounds", f"fill {facts.fill}, L2 {facts.l2}", facts.dates]
     )
@@ -391,11 +394,13 @@ def plot_ladder(
     depths = sorted(set(frame["k"].astype(int)))
     colours = {k: DEPTHS((i + 1) / (len(depths) + 1)) for i, k in enumerate(depths)}
     rows = {(r["variant"], int(r["m"]), int(r["n"]), int(r["k"])): r for r in frame.to_dict("records")}
-    width, height = max(6.4, 1.1 + len(sizes) * 0.66 * (len(rungs) + 1)), 4.7
+    labels = [_rung_label(experiment, ladder, rung, names[rung] in stale) for rung in rungs]
+    below = 0.62 + 0.117 * max(label.count("\n") + 1 for label in labels)
+    width, height = max(6.4, 1.1 + len(sizes) * 0.66 * (len(rungs) + 1)), 3.35 + below
     with plt.rc_context(STYLE):
         figure, grid = plt.subplots(1, len(sizes), figsize=(width, height), sharey=True, squeeze=False)
         figure.subplots_adjust(
-            left=0.7 / width, right=1 - 0.15 / width, top=1 - 0.78 / height, bottom=1.35 / height, wspace=0.06
+            left=0.7 / width, right=1 - 0.15 / width, top=1 - 0.78 / height, bottom=below / height, wspace=0.06
         )
         for axes, size in zip(grid[0], sizes, strict=True):
             for k in depths:
@@ -414,7 +419,6 @@ def plot_ladder(
             if len(ladder.path) < len(rungs):
                 axes.axvline(len(ladder.path) - 0.2, color="#cccccc", linewidth=0.8, linestyle=(0, (3, 3)))
             axes.set_title(f"M = N = {size[0]}" if size[0] == size[1] else f"M x N = {label_of(size)}", fontsize=10)
-            labels = [_rung_label(experiment, ladder, rung, names[rung] in stale) for rung in rungs]
             axes.set_xticks(list(place.values()), labels, fontsize=6.6)
             axes.set_xlim(-0.5, max(place.values()) + 0.5)
             axes.tick_params(length=0)
@@ -488,6 +492,38 @@ def _name_gaps(axes: Axes, columns: list[dict[int, Any]], places: list[float]) -
         axes.text(x, 1, "\n".join(lines), ha="center", va="bottom", fontsize=6.5, color="#666666")
 
 
+def changed(experiment: Experiment, ladder: Ladder, before: str | None, rung: str) -> str:
+    """What a rung of the path adds to the one before; of the first, nothing: it is where the path begins."""
+    if before is None:
+        return "start"
+    source, target = ladder.rungs[before], ladder.rungs[rung]
+    factor = next(name for name, level in target.levels if source.level(name) != level)
+    return experiment.factors[factor].levels[target.level(factor)].title
+
+
 def _rung_label(experiment: Experiment, ladder: Ladder, rung: str, stale: bool) -> str:
-    levels = [line for title in levels_of(experiment, ladder, rung) for line in textwrap.wrap(title, 14)]
-    return "\n".join([f"{rung}†" if stale else rung, *levels])
+    """What a rung is: the first of the path whole, in at most `MOST_LINES`; any other by what its step changes.
+
+    A rung off the path stands by the level that a step changes from a rung of the path, and says which.
+    """
+    path = ladder.path
+    if rung == path[0]:
+        titles = levels_of(experiment, ladder, rung)
+        lines = [line for title in titles for line in textwrap.wrap(title, 14)]
+        lines = (
+            lines
+            if len(lines) <= MOST_LINES
+            else textwrap.wrap(", ".join(titles), 17, max_lines=MOST_LINES, placeholder=" …")
+        )
+    elif rung in path:
+        lines = textwrap.wrap(changed(experiment, ladder, path[path.index(rung) - 1], rung), 14)
+    else:
+        ends = [(step.source, step.target) for step in ladder.steps if rung in (step.source, step.target)]
+        others = [a if b == rung else b for a, b in ends]
+        other = next((name for name in others if name in path), others[0] if others else None)
+        what = changed(experiment, ladder, other, rung) if other else ", ".join(levels_of(experiment, ladder, rung))
+        lines = [
+            *([f"as {other}, but"] if other else []),
+            *textwrap.wrap(what, 14, max_lines=MOST_LINES, placeholder=" …"),
+        ]
+    return "\n".join([f"{rung}†" if stale else rung, *lines])

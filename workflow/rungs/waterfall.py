@@ -117,17 +117,8 @@ def bars_of(
         share = None if row is None or pd.isna(row["share_percent"]) else float(row["share_percent"])
         gap = "" if share is not None else "not run" if row is None else str(row["status"])
         label = f"{rung}†" if name in stale else str(rung)
-        bars.append(Bar(label, changed(experiment, ladder, before, str(rung)), share, gap, _gain(step)))
+        bars.append(Bar(label, plots.changed(experiment, ladder, before, str(rung)), share, gap, _gain(step)))
     return bars
-
-
-def changed(experiment: Experiment, ladder: Ladder, before: str | None, rung: str) -> str:
-    """What a rung of the path adds to the one before; of the first, nothing: it is where the path begins."""
-    if before is None:
-        return "start"
-    source, target = ladder.rungs[before], ladder.rungs[rung]
-    factor = next(name for name, level in target.levels if source.level(name) != level)
-    return experiment.factors[factor].levels[target.level(factor)].title
 
 
 def _gain(step: Mapping[str, Any] | None) -> str:
@@ -166,7 +157,17 @@ def _draw_bars(axes: Axes, bars: Sequence[Bar], control: str, hatch: str | None 
         if last is not None:
             axes.bar(x, abs(bar.share - last), bottom=body, color=UP if bar.share >= last else DOWN, **style)
             axes.plot([x - 0.64, x - 0.36], [last, last], color=FAINT, linewidth=0.9)
-            axes.text(x, max(bar.share, last) + 1.5, bar.gain, ha="center", va="bottom", fontsize=6.6, linespacing=0.95)
+            axes.text(
+                x,
+                max(bar.share, last) + 1.5,
+                bar.gain,
+                ha="center",
+                va="bottom",
+                fontsize=6.6,
+                linespacing=0.95,
+                # over the line at 100 %, which else strikes it through
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8} if bar.gain else None,
+            )
         axes.text(x, 2, f"{bar.share:.1f} %", ha="center", va="bottom", fontsize=6.8)
     axes.axhline(100, color=INK, linewidth=0.9)
     axes.text(-0.5, 100.8, control, ha="left", va="bottom", fontsize=7)
