@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from binaries import toolchain
-from rungs.emulator import bulk, launch, metrics, parser
+from rungs.emulator import bulk, launch, metrics, parser, problem
 from rungs.emulator.alu import round_to_bf16, widen_bf16
 from rungs.emulator.memory import GlobalMemory
 from rungs.emulator.parser import EmulationError
-from rungs.errors import Refused
+from rungs.errors import Refused, RungsError
 from rungs.plan import Plan, TensorMap
 
 LANE = np.arange(32)
@@ -165,6 +165,39 @@ def test_what_is_not_known_is_named(body, sentence, tmp_path):
     with pytest.raises(EmulationError, match=sentence) as error:
         execute(tmp_path, body, assemble=False)
     assert str(error.value).endswith(".") and "\n" not in str(error.value)
+
+
+BODY = "add.u32 %r2, %r0, %r0;\nst.global.u32 [%rd0], %r2;"
+
+
+@pytest.mark.parametrize(
+    ("cut", "sentence"),
+    [
+        (
+            lambda text: text[: text.index("add.u32")],
+            "ends in line .* before the kernel's closing brace: the file is cut",
+        ),
+        (lambda text: text[: text.index("(") + 3], "ends before the body of 'k'"),
+        (lambda text: text.replace("ret;", ""), "runs past its last instruction, where a ret or an exit"),
+        (lambda text: text.replace("%r0, %r0", "0x%"), "cannot read|could not|form"),
+        (lambda text: text.replace("add.u32", "}\n}\nadd.u32"), "."),
+    ],
+)
+def test_ptx_that_was_cut_is_one_sentence(cut, sentence, tmp_path):
+    path = tmp_path / "k.ptx"
+    path.write_text(cut(kernel(BODY)))
+    with pytest.raises(EmulationError, match=sentence) as error:
+        memory = GlobalMemory()
+        plan = Plan("k", (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, ((memory.reserve("out", (32,), np.uint32), 8),))
+        launch.run(path, plan, memory)
+    assert "\n" not in str(error.value)
+
+
+def test_a_problem_that_does_not_fit_memory_is_refused_before_it_is_drawn():
+    with pytest.raises(
+        RungsError, match=r"1048576x1048576x1048576 takes \d+ bytes to emulate, above half of this machine's"
+    ):
+        problem.inputs((1 << 20,) * 3, "integer", 1)
 
 
 # ---- launches --------------------------------------------------------------------------------------------------------

@@ -231,6 +231,7 @@ def test_the_verb_prints_counts_and_exits_0(capsys):
     assert said[0].endswith("1 of 1 CTAs, whole CTAs in lockstep, copies land late, races watched")
     assert said[1] == "right: equal to numpy"
     assert any(re.fullmatch(r"LDSM \(ldmatrix\) +192 +768 +0", line) for line in said)
+    assert said[-1] == "no race found"
 
 
 def test_the_verb_exits_1_on_a_finding_and_on_a_wrong_result(tmp_path, capsys):

@@ -164,6 +164,8 @@ def test_yaml_is_safe_and_has_each_key_once(tmp_path, text, words):
         ({"measure": {**CONFIG["measure"], "seed": True}}, "True is not of type 'integer'"),
         ({"measure": {**CONFIG["measure"], "round_min": 3}}, "there is no key 'round_min'; choose of target_percent, rounds_min"),
         ({"measure": {**CONFIG["measure"], "rounds_min": 500}}, "rounds_max 200 is below rounds_min 500: raise it"),
+        ({"ladders": "A,B"}, "'A,B' is one word: write `ladders=[A,B]` for several"),
+        ({"ladders": ["T"], "arch": "sm_80"}, "nothing is left to do on sm_80: of gemm and gemm_tuned, none is for this architecture and has a chosen ladder"),
         ({"ladders": ["Q"]}, "there is no ladder 'Q'; choose of A, B, S"),
         ({"experiments": ["nope"]}, "there is no experiment 'nope'; choose of gemm"),
         ({"device": "a b"}, "'a b' does not match"),

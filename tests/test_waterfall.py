@@ -187,7 +187,9 @@ def test_an_edited_peer_file_is_refused(tmp_path):
     shutil.copytree(published.FOLDER, tmp_path / "published")
     path = tmp_path / "published" / "h200_peers.csv"
     path.write_text(path.read_text().replace(",0.545,", ",-1,", 1))
-    with pytest.raises(RungsError, match="ratio_to_control is '-1', not number above 0"):
+    with pytest.raises(
+        RungsError, match="ratio_to_control is '-1', not number above 0: restore it from version control"
+    ):
         published.best_peers("NVIDIA H200", LARGE, "mma.sync", tmp_path / "published")
 
 

@@ -138,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
 
     p = verb("emulate", _emulate, "run a variant without a GPU: right or wrong, counts, bank conflicts and races")
     p.add_argument("--variant", required=True, help="a variant's name or a rung (B3)")
-    p.add_argument("--experiment", default="gemm")
+    p.add_argument("--experiment", help="whose variant it is, where a rung's name does not say")
     p.add_argument("--m", type=int, default=512)
     p.add_argument("--n", type=int, default=512)
     p.add_argument("--k", type=int, default=1024)
@@ -362,13 +362,18 @@ def _step(a: argparse.Namespace) -> int:
 
 
 def _emulate(a: argparse.Namespace) -> int:
+    from rungs import build
     from rungs.emulator import verb
     from rungs.variants import load_experiment
 
-    experiment = load_experiment(a.experiment)
+    if a.experiment:
+        experiment = load_experiment(a.experiment)
+        variant = experiment.variant(a.variant)
+    else:
+        experiment, variant = build.find_variant(a.variant)
     return verb.run(
         experiment,
-        experiment.variant(a.variant),
+        variant,
         a.arch,
         (a.m, a.n, a.k),
         a.ptx,

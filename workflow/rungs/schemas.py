@@ -19,6 +19,8 @@ from rungs.errors import RungsError
 from rungs.files import ROOT, content, read_json, whole
 
 SCHEMAS = ROOT / "workflow" / "schemas"
+GIVEN = ("peers", "published")
+"""Kinds of CSV that no run makes."""
 LONGEST = 600
 """Letters of a breach that are shown: it may quote a whole list or a number of thousands of digits."""
 
@@ -189,7 +191,7 @@ def parse_csv(kind: str, text: str, path: str) -> Any:
     """`read_csv` on the content of a file; `path` is for messages."""
     import pandas as pd
 
-    fix = "delete the file and run again to make it anew"
+    fix = "restore it from version control" if kind in GIVEN else "delete the file and run again to make it anew"
     declared = columns(kind)
     if not text.endswith("\n"):
         raise RungsError(f"{path} ends in the middle of a line: {fix}.")

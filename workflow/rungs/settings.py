@@ -174,9 +174,8 @@ def resolve(config: Mapping[str, Any]) -> Run:
             del experiments[name]
     if not experiments:
         raise RungsError(
-            f"config: nothing is left to do on {arch}, since {' and '.join(wanted['experiments'])}"
-            f" need{'s' if len(wanted['experiments']) == 1 else ''} another architecture or has none of the chosen ladders:"
-            " choose other experiments or ladders."
+            f"config: nothing is left to do on {arch}: of {' and '.join(wanted['experiments'])}, none is for this architecture"
+            " and has a chosen ladder, so choose other experiments or ladders."
         )
     recorded = tuple(name for name in wanted["recorded"] if (Path("results/recorded") / name).is_dir())
     for name in recorded:  # before anything is planned: what is wrong with a set is one sentence
@@ -261,6 +260,10 @@ def _as_lists(config: Mapping[str, Any]) -> dict[str, Any]:
         if key in wanted:
             wanted[key] = _as_numbers(wanted[key])
     for key in ("experiments", "ladders", "recorded"):
+        if isinstance(wanted.get(key), str) and "," in wanted[key]:
+            raise RungsError(
+                f"config, key {key}: {wanted[key]!r} is one word: write `{key}=[{wanted[key]}]` for several."
+            )
         if isinstance(wanted.get(key), str) and wanted[key] != "all":
             wanted[key] = [wanted[key]]
     if isinstance(wanted.get("device"), int):

@@ -165,6 +165,10 @@ def _run_unit(unit: Unit, decoder: Decoder, budget: int) -> int:
         try:
             ran, settled = _run_group(unit, group, decoder, budget - count)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            if group.pc >= len(decoder.kernel.code):
+                raise EmulationError(
+                    f"{decoder.kernel.name} runs past its last instruction, where a ret or an exit was expected."
+                ) from error
             ins = decoder.kernel.code[group.pc]
             raise ins.error(
                 f"could not be executed ({error!r}), where a form that the emulator knows was expected"

@@ -135,7 +135,12 @@ def load(path: Path, entry: str) -> Kernel:
         raise EmulationError(f"{path} is not readable PTX ({error}): build the variant first.") from None
     if not text.strip():
         raise EmulationError(f"{path} is empty: the variant did not build, and its manifest says why.")
-    return parse(text, entry)
+    try:
+        return parse(text, entry)
+    except (ArithmeticError, LookupError, ValueError, struct.error) as error:
+        raise EmulationError(
+            f"{path} is not PTX that the emulator can read ({error!r}): build the variant again."
+        ) from None
 
 
 def parse(text: str, entry: str) -> Kernel:
@@ -158,7 +163,9 @@ def parse(text: str, entry: str) -> Kernel:
     kernel = Kernel(entry, target[1])
     for match in re.finditer(r"^\s*\.(?:extern|visible)?[ .]*shared ([^;{}]*);", text[: start.start()], re.M):
         kernel.shared.append(_variable(match[1]))
-    opening = text.index("{", start.end())
+    opening = text.find("{", start.end())
+    if opening < 0:
+        raise EmulationError(f"The PTX ends before the body of {entry!r}: the file is cut, so build the variant again.")
     head, line = text[start.end() : opening], text.count("\n", 0, opening) + 1
     offset = 0
     for declared in re.findall(r"\.param ([^,)]*)", head):
@@ -230,6 +237,9 @@ def _statements(body: str, line: int) -> Iterator[tuple[str, int]]:
             if token.endswith(":") and re.fullmatch(r"\s*[\w$%]+:", pending):
                 yield pending, first
                 pending = ""
+    raise EmulationError(
+        f"The PTX ends in line {line} before the kernel's closing brace: the file is cut, so build the variant again."
+    )
 
 
 def _body(kernel: Kernel, statements: Iterator[tuple[str, int]], files: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from rungs.emulator.launch import Counts, Result
 from rungs.emulator.memory import GlobalMemory
 from rungs.emulator.parser import EmulationError
 from rungs.emulator.state import Finding
+from rungs.errors import Refused
 from rungs.variants import Experiment, Variant, load_device
 
 Array = np.ndarray
@@ -22,6 +24,8 @@ TOLERANCE = 2.0**-7
 """Largest error of random data against the root mean square of the result: bf16 keeps 8 bits, and one rounding is half a unit."""
 POLLED = ("mbarrier", "alu", "ptx")
 """Counts that hold how often a wait is asked again, which is a matter of time and so only of this machine."""
+WORKING_BYTES = 14
+"""Of each element of A, B and C at most: a drawn int64, the float32 and the bf16."""
 ALIGNED_K = 64  # bf16 values of a 128-byte line: K values this far apart touch lines and sectors alike
 
 
@@ -43,8 +47,19 @@ class Outcome:
         return self.right and not self.findings
 
 
+def check_memory(problem: tuple[int, int, int]) -> None:
+    """Raises Refused for operands that this machine could not draw and hold: they would take half of its memory."""
+    m, n, k = problem
+    need, there = WORKING_BYTES * (m * k + n * k + m * n), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if need > there // 2:
+        raise Refused(
+            f"{m}x{n}x{k} takes {need} bytes to emulate, above half of this machine's {there}: choose a smaller problem."
+        )
+
+
 def inputs(problem: tuple[int, int, int], fill: str, seed: int) -> tuple[Array, Array]:
     """A (M x K) and B (N x K) as bf16 bits. `integer` draws -2..2, so that every partial sum is exact; `normal` random data."""
+    check_memory(problem)
     m, n, k = problem
     generator = np.random.default_rng(seed)
     if fill not in ("integer", "normal"):

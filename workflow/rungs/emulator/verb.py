@@ -57,6 +57,7 @@ def run(
     """
     addresses = dict.fromkeys("abc", 1 << 20)
     grid = plan(experiment, variant, load_device(arch), problem, addresses).grid[0]  # refuses before anything is built
+    problems.check_memory(problem)
     some = None if grid <= FULL else sorted({0, grid // 2, grid - 1})
     with tempfile.TemporaryDirectory(prefix="rungs-emulate-") as folder:
         if ptx is None:
@@ -87,6 +88,8 @@ def run(
         f"{', races watched' if race else ''}"
     )
     print("\n".join(_lines(outcome, counts, fill)))
+    if race and not outcome.failure and not outcome.findings:
+        print("no race found")
     return 0 if outcome.good else 1
 
 
