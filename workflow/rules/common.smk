@@ -316,13 +316,17 @@ def stale_in(wildcards):
 
 @functools.cache
 def stale_as_json(results_set, *experiments):
-    """Read once for all tables and figures of a set: it takes every manifest."""
+    """Read once for all tables and figures of a set: it takes every manifest.
+
+    A WorkflowError from here would be shown with a stack, as one in the input function of a rule: the sentence is enough.
+    """
     from rungs import provenance
 
     try:
         found = provenance.stale(Path("results") / results_set, list(experiments))
     except RungsError as error:
-        raise WorkflowError(str(error))
+        print(f"rungs: {error}", file=sys.stderr)
+        sys.exit(1)
     return json.dumps(found, sort_keys=True)
 
 
