@@ -581,7 +581,7 @@ def _floor_line(source: Source) -> str:
         " to ".join(dict.fromkeys([min(job.day for job in jobs.values()), max(job.day for job in jobs.values())]))
     )
     parts.append(f"floor jobs' runs {_named({name: job.run_id for name, job in jobs.items()})}")
-    parts.append(f"builds {_named({name: job.build_id for name, job in jobs.items()})}")
+    parts.append(f"builds {_named({job.build_id: job.build_id for job in jobs.values()})}")
     return "; ".join(parts) + f". The same in all rungs: {'; '.join(source.experiment.declared)}."
 
 
