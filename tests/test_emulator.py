@@ -159,6 +159,8 @@ def test_another_isa_version_is_refused(version):
         ("red.global.add.u32 [%rd0], %r0;", "does not know"),
         ("mov.u64 %rd3, %globaltimer;", "reads %globaltimer, which the emulator does not have"),
         ("add.u32 %r2, %r0;", "could not be executed"),
+        ("add.bogus.s32 %r2, %r0, %r0;", "has the modifier .bogus, which the emulator does not know"),
+        ("ldmatrix.bogus.sync.aligned.m8n8.x1.shared.b16 {%r2}, [%r1];", "has the modifier .bogus"),
     ],
 )
 def test_what_is_not_known_is_named(body, sentence, tmp_path):

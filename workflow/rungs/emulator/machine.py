@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rungs.emulator import alu, loads, mma, sync
+from rungs.emulator import alu, loads, mma, sync, words
 from rungs.emulator.parser import EmulationError, Instruction, Kernel
 from rungs.emulator.state import EXIT, LANES, Array, Batch, Decoder, Finding, Mask, Step, ThreadGroup, Unit
 
@@ -29,6 +29,8 @@ def decode(kernel: Kernel, symbols: dict[str, int], params: bytes) -> Decoder:
             raise ins.error(
                 f"is an instruction that the emulator does not know, where one of {len(COMPILE)} was expected"
             )
+        if odd := words.unknown(ins):
+            raise ins.error(f"has the modifier .{odd}, which the emulator does not know")
         try:
             step = COMPILE[ins.opcode](decoder, ins)
         except (IndexError, KeyError, ValueError, TypeError) as error:
