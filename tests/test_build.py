@@ -161,7 +161,7 @@ def test_building_again_compiles_nothing(tmp_path):
     stamps = {kind: (tmp_path / f"{B3}.{kind}").stat().st_mtime_ns for kind in ("ptx", "cubin")}
     start = time.perf_counter()
     assert build(B3, "sm_90a", manifest, toolchain()) == first
-    assert time.perf_counter() - start < 0.5
+    assert time.perf_counter() - start < 1.0
     assert {kind: (tmp_path / f"{B3}.{kind}").stat().st_mtime_ns for kind in ("ptx", "cubin")} == stamps
 
 
