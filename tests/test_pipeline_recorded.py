@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from pipeline import ARCH, RUNGS, S1, Checkout
+from pipeline import ARCH, RUNGS, S1, Checkout, no_traceback
 from rungs.files import content
 
 NOTHING = "Nothing to be done"
@@ -338,6 +338,22 @@ def test_trace_takes_another_assembly_of_the_same_build_for_the_same_binary(reco
     result = recorded.rungs("trace", f"{SET}/md/gemm.md:S1")
     assert result.code == 0, result.text
     assert "was assembled elsewhere from the same sources with the same flags and compiler as" in result.text
+
+
+@pytest.mark.parametrize("text", ["{}", '{"kind": "bu'])
+def test_a_damaged_manifest_of_a_recorded_set_is_one_sentence_and_no_stack(clone, text):
+    path = next((clone.repo / SET / "build").rglob("abl*.json"))
+    path.write_text(text)
+    result = clone.snakemake("--dry-run", "report")
+    assert result.code == 1 and no_traceback(result)
+    assert [path.name in line for line in result.said].count(True) == 1
+
+
+def test_a_damaged_experiment_that_is_not_chosen_is_a_note(clone):
+    (clone.repo / "config" / "experiments" / "stray.yaml").write_text("name: [")
+    (clone.repo / "config" / "experiments" / ".#gemm.yaml").symlink_to("nobody@nowhere.1")
+    result = clone.planned("report")
+    assert sum("stray is not used here, and its file cannot be read" in line for line in result.said) == 1
 
 
 def test_reaffirm_of_what_is_no_set_is_refused(recorded):
