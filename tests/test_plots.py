@@ -200,6 +200,14 @@ def test_the_caption_names_gpu_clock_and_rounds(drawn, results):
         assert "30 paired rounds" in text
 
 
+def test_the_caption_counts_boards_where_there_are_more_than_one(results):
+    data, facts = aggregate.read_data(results, "gemm"), aggregate.facts_of(results, "gemm")
+    two = dataclasses.replace(facts, boards={**facts.boards, name_of("B3"): "GPU-2"})
+    assert plots.caption(two, data["shapes"]).startswith("NVIDIA H200 (2 boards), driver ")
+    alone = data["shapes"][data["shapes"]["variant"] == name_of("B3")]
+    assert plots.caption(two, alone).startswith("NVIDIA H200, driver ")
+
+
 def test_no_text_leaves_the_figure(drawn, results):
     data, facts = aggregate.read_data(results, "gemm"), aggregate.facts_of(results, "gemm")
     one = {

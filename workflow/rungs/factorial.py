@@ -96,7 +96,8 @@ def _what_it_is(source: Source) -> str:
         f"{source.experiment.question} Every combination of levels that goes together is a variant: {count} of them{but}. The effect"
         " of a level is the geometric mean of the gain over its contexts, the combinations of the other factors with which both levels"
         f" were timed; a gain is the ratio of two shares of {source.facts.control}. Each variant has a job of its own, so that an"
-        " interval holds the bootstrap error of every job and the spread from job to job that the floor jobs show."
+        " interval holds the bootstrap error of every job and the spread from job to job that the floor jobs show, that of the shape"
+        " or of its class, whichever is larger, with one degree of freedom fewer than there are floor jobs."
     )
 
 
