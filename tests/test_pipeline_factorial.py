@@ -23,9 +23,12 @@ def shrink(checkout) -> None:
     """Ladder S alone, and of the levels only those that eight variants have, of which four are rungs; the rest go with none."""
     path = checkout.repo / "config" / "experiments" / "gemm.yaml"
     raw = yaml.safe_load(path.read_text())
-    for name, gone in {"load": (0, 2), "read": (0, 2), "stages": (3, 4)}.items():
+    levels = {name: factor["levels"] for name, factor in raw["factors"].items()}
+    levels["read"][0]["requires"] = {"load": [1]}
+    for name, gone, other in (("load", (0, 2), "read"), ("read", (2,), "load"), ("stages", (3, 4), "load")):
         for level in gone:
-            raw["factors"][name]["levels"][level]["requires"] = {"swizzle": []}
+            levels[name][level]["requires"] = {other: [0]}  # load 0 goes only with read 0, and read 0 only with load 1
+    levels["read"][0]["requires"] |= {"stages": [3]}
     raw["ladders"] = {"S": raw["ladders"]["S"]}
     raw |= {"floor_rung": "S3", "quick": {"ladders": ["S"], "axes": {"mn": [512], "k": [256]}}}
     raw["factorial"] = {"profile_shapes": [list(SHAPES[0])]}
