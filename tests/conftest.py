@@ -20,10 +20,3 @@ def checkout(complete_run, tmp_path):
     finished, result = complete_run
     assert result.code == 0, result.text
     return finished.copy(tmp_path / "run")
-
-
-def pytest_collection_modifyitems(items):
-    """With several workers (`-n 2 --dist loadgroup`) a file's tests stay together, as do all that look at built binaries."""
-    for item in items:
-        binaries = any(getattr(value, "__module__", "") == "binaries" for value in vars(item.module).values())
-        item.add_marker(pytest.mark.xdist_group("binaries" if binaries else item.module.__name__))

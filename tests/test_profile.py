@@ -194,7 +194,7 @@ def manifest(tmp_path):
         "build_id": "b1",
         "source_hash": "s1",
         "sources": {},
-        "macros": {},
+        "macros": GEMM.macros(VARIANT, load_device("sm_90a")),
         "flags": [],
         "compiler": {},
         "ptxas": {},

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,9 +17,13 @@ from rungs import warm
 
 
 @pytest.fixture
-def serving(tmp_path, monkeypatch):
-    """A server whose verbs are those of a little stand-in package; it ends soon after the test."""
-    package = tmp_path / "rungs"
+def serving():
+    """A server whose verbs are those of a little stand-in package; it ends soon after the test.
+
+    Its folder has a short name, since a socket's path may have 107 bytes and pytest's own folders for two workers have more.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="rungs-"))
+    package = folder / "rungs"
     package.mkdir()
     source = Path(warm.__file__).read_text(encoding="utf-8")
     (package / "__init__.py").write_text("")
@@ -41,7 +47,8 @@ def serving(tmp_path, monkeypatch):
     )
     (package / "measure.py").write_text("")
     (package / "__main__.py").write_text("import sys\nfrom rungs.cli import main\nsys.exit(main(sys.argv[1:]))\n")
-    return tmp_path
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def client(folder: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
