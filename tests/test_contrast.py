@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from rendered import grids
 from rungs import aggregate, contrast, provenance, tables, variants
 from rungs.errors import RungsError
 from synthetic import ARCH, World, write_set
@@ -39,14 +40,6 @@ def cold(tmp_path_factory):
     return make(
         tmp_path_factory.mktemp("cold") / "h200-cold", "cold", shapes=COLD_SHAPES, gains=gains, seed=7, rounds=24
     )
-
-
-def grids(text: str) -> list[list[list[str]]]:
-    found = []
-    for block in re.findall(r"(?:^\|.*\|\n?)+", text, re.MULTILINE):
-        lines = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in block.strip().splitlines()]
-        found.append([lines[0], *lines[2:]])
-    return found
 
 
 def test_each_step_of_the_path_has_a_hot_and_a_cold_column_of_its_own_set(hot, cold):

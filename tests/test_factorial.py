@@ -10,6 +10,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
+from rendered import check_that_no_text_leaves, grids
 from rungs import aggregate, effects, factorial, plots, tables, variants
 from rungs.errors import RungsError
 from synthetic import ARCH, World, write_set
@@ -54,14 +55,6 @@ def broken(tmp_path_factory):
 @pytest.fixture(scope="module")
 def source(results):
     return factorial.read_source(results, "gemm")
-
-
-def grids(text: str) -> list[list[list[str]]]:
-    found = []
-    for block in re.findall(r"(?:^\|.*\|\n?)+", text, re.MULTILINE):
-        lines = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in block.strip().splitlines()]
-        found.append([lines[0], *lines[2:]])
-    return found
 
 
 def row_of(grid, *cells: str) -> list[str]:
@@ -369,12 +362,7 @@ def test_maps_are_the_same_bytes_twice_small_and_their_text_is_text(results, tmp
 def test_no_text_of_a_map_leaves_it(results):
     for factor in EXPERIMENT.factors:
         figure = draw(results, factor)
-        figure.canvas.draw()
-        width, height = figure.bbox.size
-        for text in figure.findobj(plt.Text):
-            if text.get_text() and text.get_visible():
-                box = text.get_window_extent()
-                assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, text.get_text()
+        check_that_no_text_leaves(figure)
 
 
 def test_a_factor_that_is_not_there_is_one_sentence(results):

@@ -11,6 +11,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
+from rendered import check_that_no_text_leaves
 from rungs import aggregate, plots, variants
 from rungs.errors import RungsError
 from synthetic import ARCH, World, write_set
@@ -215,12 +216,7 @@ def test_no_text_leaves_the_figure(drawn, results):
     }
     heat_map, ladder = (draw(EXPERIMENT, LADDER, one, facts, {}) for draw in (plots.plot_heatmap, plots.plot_ladder))
     for figure in (drawn, heat_map, ladder):
-        figure.canvas.draw()
-        width, height = figure.bbox.size
-        for text in figure.findobj(plt.Text):
-            if text.get_text() and text.get_visible():
-                box = text.get_window_extent()
-                assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, text.get_text()
+        check_that_no_text_leaves(figure)
 
 
 def test_titles_keep_clear_of_what_stands_beneath_them(drawn):

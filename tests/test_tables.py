@@ -7,6 +7,7 @@ import re
 import pandas as pd
 import pytest
 
+from rendered import grids
 from rungs import aggregate, schemas, tables, variants
 from rungs.errors import RungsError
 from synthetic import ARCH, World, write_set
@@ -37,15 +38,6 @@ def results(tmp_path_factory):
 @pytest.fixture(scope="module")
 def source(results):
     return tables.read_source(results, "gemm")
-
-
-def grids(text: str) -> list[list[list[str]]]:
-    """Every table of a Markdown text: rows of cells, header first."""
-    found = []
-    for block in re.findall(r"(?:^\|.*\|\n?)+", text, re.MULTILINE):
-        lines = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in block.strip().splitlines()]
-        found.append([lines[0], *lines[2:]])
-    return found
 
 
 def row_of(grid: list[list[str]], first: str) -> list[str]:

@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.colors import to_hex
 
+from rendered import check_that_no_text_leaves
 from rungs import aggregate, plots, published, variants, waterfall
 from rungs.errors import RungsError
 from rungs.files import ROOT
@@ -206,12 +207,7 @@ def test_the_file_is_the_same_bytes_twice_and_small(results):
 def test_no_text_leaves_the_figure(results):
     for ladder in (LADDER, EXPERIMENT.ladders["B"]):
         figure = draw(results, ladder)
-        figure.canvas.draw()
-        width, height = figure.bbox.size
-        for text in figure.findobj(plt.Text):
-            if text.get_text() and text.get_visible():
-                box = text.get_window_extent()
-                assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, text.get_text()
+        check_that_no_text_leaves(figure)
 
 
 def test_a_set_without_a_number_draws_its_reasons(tmp_path):

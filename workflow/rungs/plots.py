@@ -201,7 +201,7 @@ def _maps(panels: Sequence[Panel], title: str, cell: tuple[float, float]) -> Fig
                 axes.set_xlabel("M = N" if all(m == n for m, n in sizes) else "M x N")
         _colour_bar(figure, width, height)
         figure.text(0.2 / width, 1 - 0.3 / height, title, fontsize=12, fontweight="bold", va="center")
-        _legend(figure, width, height)
+        _legend(figure)
     return figure
 
 
@@ -335,7 +335,7 @@ def _colour_bar(figure: Figure, width: float, height: float) -> None:
     axes.set_title("gain", fontsize=8)
 
 
-def _legend(figure: Figure, width: float, height: float) -> None:
+def _legend(figure: Figure) -> None:
     handles = [
         Patch(facecolor=PALETTE(0.85), label="faster"),
         Patch(facecolor=PALETTE(0.15), label="slower"),
@@ -343,11 +343,17 @@ def _legend(figure: Figure, width: float, height: float) -> None:
         Patch(facecolor="#fafafa", edgecolor="#bdbdbd", hatch=DOUBT, linewidth=0, label="? undecided or no floor"),
         Patch(facecolor="white", edgecolor="#b5b5b5", hatch=GAP, linewidth=0, label="not measured: why"),
     ]
+    legend(figure, handles, 5, 0.3)
+
+
+def legend(figure: Figure, handles: Sequence[Patch], columns: int, bottom: float) -> None:
+    """The key at the foot of a figure, `bottom` inches above its edge."""
+    width, height = figure.get_size_inches()
     figure.legend(
         handles=handles,
         loc="lower left",
-        bbox_to_anchor=(0.1 / width, 0.3 / height),
-        ncols=5,
+        bbox_to_anchor=(0.1 / width, bottom / height),
+        ncols=columns,
         frameon=False,
         fontsize=7.5,
         handlelength=1.3,

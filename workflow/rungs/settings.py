@@ -98,9 +98,8 @@ class Run:
 
     def predecessors(self, experiment: str, variant: Variant) -> list[Variant]:
         """What the variant's job times beside it: its predecessors on the chosen ladders that exist on this chip."""
-        whole, chosen = self.experiments[experiment], self.ladders(experiment)
-        steps = [step for step in whole.steps() if step.target_variant == variant and step.ladder in chosen]
-        found = dict.fromkeys(step.source_variant for step in steps)
+        whole = self.experiments[experiment]
+        found = whole.predecessors(variant, self.ladders(experiment))
         return [source for source in found if whole.on_chip(source, self.arch)]
 
     def shapes_as_json(self, experiment: str) -> str:

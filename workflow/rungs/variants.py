@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -230,10 +230,13 @@ class Experiment:
         """The rungs that are this variant, over all ladders, for example `["B3", "S3"]`."""
         return [rung for ladder in self.ladders.values() for rung, v in ladder.rungs.items() if v == variant]
 
-    def predecessors(self, variant: Variant) -> list[Variant]:
-        """What the variant's job times beside it: where its steps come from, each once, in the ladders' order."""
-        found = [step.source_variant for step in self.steps() if step.target_variant == variant]
-        return list(dict.fromkeys(found))
+    def predecessors(self, variant: Variant, ladders: Container[str] | None = None) -> list[Variant]:
+        """What the variant's job times beside it: where its steps come from, each once, in the ladders' order.
+
+        `ladders` are those whose steps count, where not all do.
+        """
+        steps = [step for step in self.steps() if ladders is None or step.ladder in ladders]
+        return list(dict.fromkeys(step.source_variant for step in steps if step.target_variant == variant))
 
     def shapes(self) -> list[tuple[int, int, int]]:
         """(M, N, K) of the sweep, small M = N first."""

@@ -198,7 +198,6 @@ def _finish(axes: Axes, title: str, right: float, top: float, first: bool) -> No
 
 
 def _legend(figure: Figure, others: bool) -> None:
-    width, height = figure.get_size_inches()
     handles = [
         Patch(facecolor=UP, label="what the step adds"),
         Patch(facecolor=DOWN, label="what it takes away"),
@@ -208,14 +207,4 @@ def _legend(figure: Figure, others: bool) -> None:
         handles.append(
             Patch(facecolor=BODY, hatch=PUBLISHED, edgecolor="white", linewidth=0, label="published, on another GPU")
         )
-    figure.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(0.1 / width, 0.26 / height),
-        ncols=4,
-        frameon=False,
-        fontsize=7.5,
-        handlelength=1.3,
-        handleheight=0.9,
-        columnspacing=1.4,
-    )
+    plots.legend(figure, handles, 4, 0.26)

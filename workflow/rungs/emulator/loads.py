@@ -433,7 +433,8 @@ def _copy(decoder: Decoder, ins: Instruction) -> Step:
     return form[ins.modifiers[1]](decoder, ins)
 
 
-def _nothing(decoder: Decoder, ins: Instruction) -> Step:
+def nothing(decoder: Decoder, ins: Instruction) -> Step:
+    """A hint, or what lockstep and registers without a limit have no use for."""
     return lambda unit, mask: None
 
 
@@ -444,6 +445,6 @@ COMPILE: dict[str, Callable[[Decoder, Instruction], Step]] = {
     "ldmatrix": _matrix,
     "stmatrix": _matrix,
     "cp": _copy,
-    "prefetch": _nothing,
-    "prefetchu": _nothing,
+    "prefetch": nothing,
+    "prefetchu": nothing,
 }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rungs.emulator.alu import pure
-from rungs.emulator.loads import addresses_of, whole_warps
+from rungs.emulator.loads import addresses_of, nothing, whole_warps
 from rungs.emulator.parser import Address, Immediate, Instruction, Operand
 from rungs.emulator.state import DTYPES, EXIT, LANES, Array, Batch, Decoder, Mask, Step, Unit, items, uniform
 
@@ -62,7 +62,7 @@ def _bar(decoder: Decoder, ins: Instruction) -> Step:
     kinds = [m for m in ins.modifiers if m not in ("cta", "aligned")]
     if kinds == ["warp", "sync"]:
         _members(decoder, ins.operands[0], ins)
-        return _nothing(decoder, ins)
+        return nothing(decoder, ins)
     if kinds not in (["sync"], ["arrive"]):
         raise ins.error("is a barrier that the emulator lacks")
     waits = kinds == ["sync"]
@@ -512,10 +512,6 @@ def _trap(decoder: Decoder, ins: Instruction) -> Step:
     return step
 
 
-def _nothing(decoder: Decoder, ins: Instruction) -> Step:
-    return lambda unit, mask: None
-
-
 COMPILE: dict[str, Callable[[Decoder, Instruction], Step]] = {
     "bar": _bar,
     "barrier": _bar,
@@ -531,7 +527,7 @@ COMPILE: dict[str, Callable[[Decoder, Instruction], Step]] = {
     "ret": _exit,
     "exit": _exit,
     "trap": _trap,
-    "setmaxnreg": _nothing,
-    "griddepcontrol": _nothing,
-    "nanosleep": _nothing,
+    "setmaxnreg": nothing,
+    "griddepcontrol": nothing,
+    "nanosleep": nothing,
 }
