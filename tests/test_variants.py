@@ -278,7 +278,7 @@ def test_a_device_without_a_pin_is_one_sentence():
 @pytest.mark.parametrize(
     ("manifest", "words"),
     [
-        ({}, "is no manifest of a build, sweep or profile"),
+        ({}, "is no manifest of a build, sweep, profile or emulation"),
         ({"kind": "sweep"}, "is a required property"),
         ({"kind": "build", "variant": "v", "arch": "sm_90a", "status": "ok", "reason": ""}, "is a required property"),
         ({"kind": "profile", "run_id": 7}, "required property"),

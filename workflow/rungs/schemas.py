@@ -65,13 +65,13 @@ def validate(value: Any, name: str, where: str) -> None:
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:
-    """The manifest of a build, a sweep (or floor job) or a profile, valid by the schema of its kind.
+    """The manifest of a build, a sweep (or floor job), a profile or an emulation, valid by the schema of its kind.
 
     Raises RungsError with the key that is missing or odd.
     """
     value = read_json(path)
-    if not isinstance(value, dict) or value.get("kind") not in ("build", "sweep", "profile"):
-        raise RungsError(f"{path} is no manifest of a build, sweep or profile: delete it and run again.")
+    if not isinstance(value, dict) or value.get("kind") not in ("build", "sweep", "profile", "emulate"):
+        raise RungsError(f"{path} is no manifest of a build, sweep, profile or emulation: delete it and run again.")
     validate(value, f"manifest_{value['kind']}", f"{path} (delete it and run again, or restore a recorded one)")
     return value
 

@@ -150,20 +150,27 @@ def affine_counts(
     ptx: Path,
     problem: tuple[int, int, int],
     sms: int | None = None,
+    ran: dict[tuple, Counts] | None = None,
 ) -> dict[str, int]:
     """The counts of a launch too large to run in full, from a few of its CTAs at two small K.
 
     Every pass of a kernel's loop along K does the same, so its counts are affine in K; the two K have the remainder of the
     real one modulo a line, so that the same lines and sectors are touched. The first, an interior and the last CTA stand for
     all where they are alike; where they are not, as in a kernel whose CTAs take several tiles each, all CTAs run once at a
-    very small K to see which are. Raises EmulationError where a count turns out not to be affine.
+    very small K to see which are. `ran` keeps the small runs for other K of the same binary. Raises EmulationError where a
+    count turns out not to be affine.
     """
     m, n, k = problem
     step = 2 * max(ALIGNED_K, experiment.values(variant)["TILE_K"])
 
+    ran = {} if ran is None else ran
+
     def counts(size: int, ctas: Sequence[int] | None) -> Counts:
-        memory, launched = prepare(experiment, variant, arch, (m, n, size), "integer", 1, sms)
-        return launch.run(ptx, launched, memory, ctas=ctas, delivery="early").counts
+        key = (ptx, sms, m, n, size, ctas and tuple(ctas))
+        if key not in ran:
+            memory, launched = prepare(experiment, variant, arch, (m, n, size), "integer", 1, sms)
+            ran[key] = launch.run(ptx, launched, memory, ctas=ctas, delivery="early").counts
+        return ran[key]
 
     addresses = dict.fromkeys("abc", 1 << 20)
     grid = plans.plan(experiment, variant, load_device(arch), problem, addresses, sms).grid[0]
