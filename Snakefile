@@ -80,6 +80,7 @@ rule report:
 include: "workflow/rules/build.smk"
 include: "workflow/rules/measure.smk"
 include: "workflow/rules/profile.smk"
+include: "workflow/rules/emulate.smk"
 include: "workflow/rules/aggregate.smk"
 include: "workflow/rules/report.smk"
 

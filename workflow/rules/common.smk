@@ -29,6 +29,8 @@ if workflow.is_main_process:
 PYTHON = sys.executable
 LIVE = f"results/{run.results}"
 RECORDED = [f"recorded/{name}" for name in run.recorded]
+EMULATOR = [f"emulator/{p.stem}" for p in sorted(Path(PACKAGE).glob("rungs/emulator/*.py")) if p.stem != "verb"]
+"""Modules that decide what is counted."""
 WHOLE = run.chosen_ladders is None
 """Whether `all` has the factorials in it: not where ladders were chosen."""
 
@@ -61,6 +63,7 @@ def named(experiment):
 
 wildcard_constraints:
     live=either([run.results]),
+    emulated=either([] if run.gpu else [run.results]),
     results_set=either([*([run.results] if run.gpu else []), *RECORDED]),
     arch=either([run.arch]),
     experiment=either(run.experiments),
@@ -154,9 +157,9 @@ def evidence(factorial=False):
 
 
 def sweeps(factorial=False):
-    """Every timing CSV of this run; none without a GPU."""
+    """Every timing CSV of this run; without a GPU the emulator's, which hold counts."""
     if not run.gpu:
-        return []
+        return [f"{LIVE}/csv/emulate/{e}/{v.name}.csv" for e in run.experiments for v in run.variants(e, factorial)]
     rungs = [f"{LIVE}/csv/sweep/{e}/{v.name}.csv" for e in run.experiments for v in run.variants(e, factorial)]
     return rungs + [path for e in run.experiments for path in floor_csvs(e)]
 
@@ -167,6 +170,7 @@ def floor_csvs(experiment):
 
 
 def profiles(factorial=False):
+    """Every CSV of counters; without a GPU they are those of `sweeps`."""
     if not (run.gpu and run.profiling):
         return []
     return [f"{LIVE}/csv/profile/{e}/{v.name}.csv" for e in run.experiments for v in run.variants(e, factorial)]
@@ -190,15 +194,20 @@ def effects(live=WHOLE):
 
 def coverages():
     """What this run measured and what came of it."""
-    if not run.gpu:
-        return []
     factorials = [f"{LIVE}/data/{e}/factorial_coverage.csv" for e in run.factorials] if WHOLE else []
     return [f"{LIVE}/data/{e}/coverage.csv" for e in run.experiments] + factorials
 
 
 def figures(*kinds):
-    """Of every ladder that is drawn."""
-    return [
+    """Of every ladder that is drawn; without a GPU the heat maps of this run are those of the emulator's counts."""
+    counts = [
+        f"{LIVE}/figures/{e}/counts_{ladder}.{ending}"
+        for e in run.experiments
+        for ladder in run.ladders(e)
+        for ending in ("svg", "png")
+        if not run.gpu and "heatmap" in (kinds or ("heatmap",))
+    ]
+    return counts + [
         f"results/{s}/figures/{e}/{kind}_{ladder}.{ending}"
         for s, e, ladders in rendered_sets()
         for ladder in ladders
@@ -217,12 +226,46 @@ def factorial_figures(live=WHOLE):
 
 
 def factorial_tables(live=WHOLE):
-    return [f"results/{s}/md/{e}_factorial.md" for s, e in rendered_factorials(live)]
+    counts = [] if run.gpu or not live else [(run.results, e) for e in run.factorials]
+    return [f"results/{s}/md/{e}_factorial.md" for s, e in counts + rendered_factorials(live)]
 
 
 def tables():
-    sets = dict.fromkeys(s for s, _, _ in rendered_sets())
-    return [f"results/{s}/md/{e}.md" for s, e, _ in rendered_sets()] + [f"results/{s}/README.md" for s in sets]
+    counts = [] if run.gpu else [(run.results, e) for e in run.experiments]
+    shown = counts + [(s, e) for s, e, _ in rendered_sets()]
+    pages = [f"results/{s}/md/{e}.md" for s, e in shown] + [f"results/{s}/README.md" for s in dict(shown)]
+    return pages + [f"results/{s}/md/{e}_counters.md" for s, e in shown if os.path.exists(emulated_csv(s, e))]
+
+
+def emulated_csv(results_set, experiment):
+    """What `python -m rungs emulate-recorded` writes: the emulator's counts of a recorded set's binaries."""
+    return f"results/{results_set}/data/{experiment}/emulated.csv"
+
+
+def profiled(wildcards):
+    """The profiles of a recorded set."""
+    folder = Path("results") / wildcards.results_set / "csv" / "profile" / wildcards.experiment
+    return [path.as_posix() for path in sorted(folder.glob("*"))]
+
+
+COUNTED = {"ladders": ("counts", "coverage"), "factorial": ("factorial_counts", "factorial_coverage")}
+"""Part of an experiment -> what the emulator's CSVs are summed to."""
+
+
+def emulated_files(experiment, factorial=False):
+    """The emulator's CSVs and manifests."""
+    names = [v.name for v in run.variants(experiment, factorial)]
+    return [f"{LIVE}/csv/emulate/{experiment}/{name}.{ending}" for name in names for ending in ("csv", "json")]
+
+
+def count_data(results_set, experiment, part):
+    return [f"results/{results_set}/data/{experiment}/{kind}.csv" for kind in COUNTED[part]]
+
+
+def count_data_of_set():
+    factorials = run.factorials if WHOLE else []
+    ladders = [path for e in run.experiments for path in count_data(run.results, e, "ladders")]
+    return ladders + [path for e in factorials for path in count_data(run.results, e, "factorial")]
 
 
 def verdict():
@@ -273,6 +316,8 @@ def data_of_factorial(wildcards):
 def data_of_set(wildcards):
     folder = f"results/{wildcards.results_set}/data"
     ladders = [f"{folder}/{e}/{kind}.csv" for e in experiments_in(wildcards) for kind in DATA]
+    emulated = [emulated_csv(wildcards.results_set, e) for e in experiments_in(wildcards)]
+    ladders += filter(os.path.exists, emulated)
     return ladders + [f"{folder}/{e}/{kind}.csv" for e in factorials_in(wildcards) for kind in FACTORIAL_DATA]
 
 

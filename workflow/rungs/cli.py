@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--arch", required=True)
 
     p = verb("plot", _plot, "draw figures of a results set")
-    p.add_argument("kinds", nargs="+", choices=("heatmap", "ladder", "waterfall", "effect"))
+    p.add_argument("kinds", nargs="+", choices=("heatmap", "ladder", "waterfall", "effect", "counts"))
     p.add_argument("--results", type=Path, required=True)
     p.add_argument("--experiment", required=True)
     p.add_argument("--of", nargs="+", required=True, metavar="NAME", help="ladders, or for `effect` factors")
@@ -149,6 +149,39 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--fill", choices=("integer", "normal"), default="integer")
     p.add_argument("--race", action="store_true", help="look for races in shared memory")
     p.add_argument("--toolchain", choices=("pip", "system"), default="pip")
+
+    p = verb("emulate-rung", _emulate_rung, "check one variant in the emulator and count it at every shape")
+    p.add_argument("--experiment", required=True)
+    p.add_argument("--variant", required=True)
+    p.add_argument("--arch", required=True)
+    p.add_argument("--manifest", type=Path, required=True, help="the build manifest; the .ptx lies beside it")
+    p.add_argument("--shapes", type=json.loads, required=True, help="JSON list of [M, N, K]")
+    p.add_argument("--output", type=Path, required=True)
+
+    p = verb("counts", _counts, "counts by kind and coverage of emulated variants")
+    p.add_argument("--results", type=Path, required=True)
+    p.add_argument("--experiment", required=True)
+    p.add_argument("--part", choices=("ladders", "factorial"), default="ladders")
+    p.add_argument("--variants", nargs="+", required=True)
+
+    p = verb("count-tables", _count_tables, "Markdown tables of emulated variants")
+    p.add_argument("--results", type=Path, required=True)
+    p.add_argument("--experiment", help="write its tables")
+    p.add_argument("--part", choices=("ladders", "factorial"), default="ladders")
+    p.add_argument("--ladders", nargs="*", default=[])
+    p.add_argument("--index", type=json.loads, help="write the set's page: JSON of experiment -> ladders")
+    p.add_argument("--factorials", nargs="*", default=[], metavar="EXPERIMENT", help="with --index")
+    p.add_argument("--recorded", nargs="*", default=[], metavar="SET", help="with --index: recorded sets to link to")
+
+    p = verb(
+        "emulate-recorded", _emulate_recorded, "count a recorded set's profiled launches in the emulator, beside ncu"
+    )
+    p.add_argument("results", type=Path, help="a set, for example results/recorded/h200")
+    p.add_argument("--toolchain", choices=("pip", "system"), default="pip")
+
+    p = verb("counter-tables", _counter_tables, "Markdown tables of ncu's counters beside the emulator's")
+    p.add_argument("--results", type=Path, required=True)
+    p.add_argument("--experiment", required=True)
 
     p = verb("trace", _trace, "show where a table's number comes from, and verify each hash on the way")
     p.add_argument(
@@ -319,9 +352,13 @@ def _effects(a: argparse.Namespace) -> None:
 
 
 def _plot(a: argparse.Namespace) -> None:
-    from rungs import plots, provenance
+    from rungs import countplots, plots, provenance
     from rungs.variants import load_experiment
 
+    if a.kinds == ["counts"]:
+        for name in a.of:
+            countplots.draw(a.results, a.experiment, name)
+        return
     ladders = load_experiment(a.experiment).ladders
     shown = [variant.name for name in a.of if name in ladders for variant in ladders[name].rungs.values()]
     stale = provenance.stale(a.results, [a.experiment], shown or None)
@@ -383,6 +420,42 @@ def _emulate(a: argparse.Namespace) -> int:
         fill=a.fill,
         toolchain=a.toolchain,
     )
+
+
+def _emulate_rung(a: argparse.Namespace) -> None:
+    from rungs.emulator import device
+    from rungs.variants import load_experiment
+
+    experiment = load_experiment(a.experiment)
+    shapes = [tuple(shape) for shape in a.shapes]
+    device.emulate(experiment, experiment.variant(a.variant), a.arch, a.manifest, shapes, a.output)
+
+
+def _counts(a: argparse.Namespace) -> None:
+    from rungs import counts
+
+    counts.run(a.results, a.experiment, a.variants, a.part)
+
+
+def _count_tables(a: argparse.Namespace) -> None:
+    from rungs import countpages
+
+    if a.experiment:
+        countpages.write(a.results, a.experiment, a.part, a.ladders)
+    if a.index:
+        countpages.write_index(a.results, a.index, a.factorials, a.recorded)
+
+
+def _emulate_recorded(a: argparse.Namespace) -> None:
+    from rungs import equality
+
+    equality.run(a.results, a.toolchain)
+
+
+def _counter_tables(a: argparse.Namespace) -> None:
+    from rungs import equality
+
+    equality.write(a.results, a.experiment)
 
 
 def _trace(a: argparse.Namespace) -> int:

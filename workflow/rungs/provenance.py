@@ -562,7 +562,7 @@ def readme_note() -> str:
 
 def _readme() -> tuple[str, str]:
     """The root README as it is, and with its blocks made from the recorded sets."""
-    from rungs import factorial, tables
+    from rungs import equality, factorial, tables
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     if not recorded_sets():
@@ -572,6 +572,8 @@ def _readme() -> tuple[str, str]:
         made = tables.readme_blocks(results, name, stale(results, [name]))
         if name in settings.recorded_factorials(results.relative_to("results").as_posix()):
             made |= factorial.blocks(results, name, stale(results, [name]))
+        if equality.compared(results, name):
+            made |= equality.blocks(results, name)
         if results.name.endswith(COLD) and (hot := results.with_name(results.name.removesuffix(COLD))).is_dir():
             made |= _cold_blocks(hot, results, name)
         blocks |= {f"{results.name}:{block}": content for block, content in made.items()}

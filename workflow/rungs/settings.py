@@ -184,7 +184,7 @@ def resolve(config: Mapping[str, Any]) -> Run:
     if not gpu:
         what = "No GPU is used" if wanted["device"] == EMULATOR else "There is no GPU here"
         notes.append(
-            f"rungs: {what}, and timing needs one: building and inspecting for {arch}, and rendering the recorded results"
+            f"rungs: {what}, and times need one: counting in the emulator for {arch}, and rendering the recorded results"
             f"{f' ({chr(44).join(recorded)})' if recorded else ''}."
         )
     for name in wanted["recorded"]:

@@ -123,6 +123,8 @@ def render_set(
         model = facts.on([*facts.boards.values(), *facts.profile_boards.values()])
         parts.append(f"{model}, driver {facts.driver}{f', {facts.software}' if facts.software else ''}.")
         parts.append(coverage_table(source))
+        if (results / "data" / name / "emulated.csv").is_file():
+            parts.append(f"[What ncu counted beside what the emulator counts](md/{name}_counters.md).")
         for ladder in measured_ladders(source.experiment, source.data["shapes"]):
             parts += [f"### Ladder {ladder.name}: {ladder.title}", ladder_tables(source, ladder)]
             parts.append(figure_links(source, ladder, f"figures/{name}"))

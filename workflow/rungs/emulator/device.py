@@ -46,7 +46,9 @@ def emulate(
     ran: dict[tuple, Counts] = {}
     for shape in shapes:
         rows += count(experiment, variant, arch, ptx, shape, failure, ran)
-    binary = {key: built[key] for key in ("variant", "build_id", "source_hash", "cubin_sha256", "ptx_sha256") if key in built}
+    binary = {
+        key: built[key] for key in ("variant", "build_id", "source_hash", "cubin_sha256", "ptx_sha256") if key in built
+    }
     job = {
         "source": "emulator",
         "experiment": experiment.name,
@@ -67,12 +69,15 @@ def emulate(
         "software": measure.software({}),
     }
     measure.write_result("emulate", [{"run_id": run_id} | row for row in rows], manifest, output)
-    print(f"{variant.name}: {f'{failure[0]}: {failure[1]}' if failure else f'right, and counted at {len(shapes)} shapes'}")
+    print(
+        f"{variant.name}: {f'{failure[0]}: {failure[1]}' if failure else f'right, and counted at {len(shapes)} shapes'}"
+    )
 
 
 def modules() -> dict[str, str]:
-    """The emulator's modules, each with the hash of its source."""
-    return {path.stem: sha256_file(path)[:16] for path in sorted(Path(__file__).parent.glob("*.py"))}
+    """The emulator's modules but for its verb, each with the hash of its source."""
+    paths = sorted(Path(__file__).parent.glob("*.py"))
+    return {path.stem: sha256_file(path)[:16] for path in paths if path.stem != "verb"}
 
 
 def small_problem(experiment: Experiment, variant: Variant, arch: str) -> tuple[Shape, int | None]:
@@ -116,7 +121,10 @@ def judge(found: Outcome) -> tuple[str, str]:
     if found.failure:
         return "stopped", f"At {where}: {found.failure}"
     if not found.right:
-        return "wrong", f"At {where} the result differs from numpy's by up to {found.error:g}, where integers must be equal."
+        return (
+            "wrong",
+            f"At {where} the result differs from numpy's by up to {found.error:g}, where integers must be equal.",
+        )
     return "ok", ""
 
 
