@@ -126,7 +126,7 @@ def test_a_corner_that_crashes_is_named_everywhere_and_fails_the_run(measured):
 
 
 def test_recorded_factorials_are_rendered_without_a_gpu_and_traced(measured):
-    """Recording carries the variants that are on no ladder; a machine without a GPU draws them and measures nothing."""
+    """Recording carries the variants that are on no ladder; a machine without a GPU draws them, and counts its own."""
     readme = measured.repo / "README.md"
     readme.write_text(
         "".join(
@@ -144,7 +144,11 @@ def test_recorded_factorials_are_rendered_without_a_gpu_and_traced(measured):
     measured.no_gpu()
     result = measured.snakemake("report")
     assert result.code == 0, result.text
-    assert result.rules <= {
+    assert result.of("emulate") == sorted([*RUNGS, *ALONE])
+    counted = measured.repo / "results" / "emulator"
+    assert "8 of 8 variants are right and free of races" in (counted / PAGE).read_text()
+    assert f"| {ALONE[0]} |" in (counted / PAGE).read_text()
+    assert {job.split(":")[0] for job in result.jobs if "results/recorded" in job} <= {
         "aggregate",
         "effects",
         "plot_heatmap",

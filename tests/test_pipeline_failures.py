@@ -219,6 +219,9 @@ def test_level_that_the_chip_lacks_fails_nothing(with_tma):
     assert set(frame["status"]) == {"not on this chip"} and set(frame["reason"]) == {LACKING}
     assert json.loads((results / "data" / "verdict.json").read_text()) == {"failed": 0, "failures": [], "readme": ""}
     assert len([job for job in result.of("inspect") if job != TMA]) == 4
+    counted = schemas.read_csv("emulate", results / "csv" / "emulate" / "gemm" / f"{TMA}.csv")
+    assert set(counted["status"]) == {"not on this chip"} and set(counted["reason"]) == {LACKING}
+    assert "| S4 | TMA, N x K, TMA's XOR | not on this chip |" in (results / "md" / "gemm.md").read_text()
 
 
 def test_sweep_of_a_level_that_the_chip_lacks_says_so_at_every_shape(with_tma):
