@@ -82,6 +82,23 @@ def test_the_manifest_says_how_it_was_counted(counted):
     assert {"launch", "race", "metrics", "machine"} <= set(manifest["modules"])
 
 
+def test_trace_leads_from_a_count_to_the_emulator_and_the_source(without_gpu):
+    for cell in (f"{EMULATED}/md/gemm.md:S3", f"{EMULATED}/README.md:S2>S3"):
+        result = without_gpu.rungs("trace", cell, "--verbose")
+        assert result.code == 0 and result.text.endswith("Every link holds.\n"), result.text
+        for word in (
+            "the emulator's modules are this checkout's",
+            "counts.csv of the ladders has the same counts",
+            "nvcc",
+        ):
+            assert word in result.text
+    without_gpu.edit(
+        f"{EMULATED}/data/gemm/counts.csv", f"{S3},A3 B3 S3,512,512,256,ldsm,", f"{S3},A3 B3 S3,512,512,256,ldsm,1"
+    )
+    broken = without_gpu.rungs("trace", f"{EMULATED}/md/gemm.md:S3")
+    assert broken.code == 1 and "has other counts" in broken.text
+
+
 def test_a_second_run_plans_nothing(counted):
     assert "Nothing to be done" in counted[0].planned("all").text
 

@@ -25,20 +25,23 @@ PREFIX = {"ladders": "", "factorial": "factorial_"}
 
 def run(results: Path, experiment_name: str, variants: Sequence[str], part: str) -> None:
     """Write `data/<experiment>/counts.csv` and `coverage.csv` of these variants; of the factorial with its prefix."""
-    experiment = load_experiment(experiment_name)
-    folder = results / "data" / experiment_name
-    count_rows: list[dict[str, Any]] = []
+    for kind, frame in count(results, load_experiment(experiment_name), variants).items():
+        schemas.write_csv(kind, frame, results / "data" / experiment_name / f"{PREFIX[part]}{kind}.csv")
+
+
+def count(results: Path, experiment: Experiment, variants: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """The frames `counts` and `coverage` of these variants. Raises RungsError where a CSV is not that of its manifest."""
+    rows: list[dict[str, Any]] = []
     coverage: list[dict[str, Any]] = []
     for name in variants:
         variant = experiment.variant(name)
-        recording = read_recording("emulate", results / "csv" / "emulate" / experiment_name / f"{name}.csv", name)
+        recording = read_recording("emulate", results / "csv" / "emulate" / experiment.name / f"{name}.csv", name)
         for shape, frame in by_shape(recording):
-            count_rows += _counts(experiment, variant, shape, frame)
+            rows += _counts(experiment, variant, shape, frame)
             status, reason = _worst(frame)
             where = dict(zip("mnk", shape, strict=True))
             coverage.append({"variant": name, "what": "emulate", **where, "status": status, "reason": reason})
-    schemas.write_csv("counts", frame_of("counts", count_rows), folder / f"{PREFIX[part]}counts.csv")
-    schemas.write_csv("coverage", frame_of("coverage", coverage), folder / f"{PREFIX[part]}coverage.csv")
+    return {"counts": frame_of("counts", rows), "coverage": frame_of("coverage", coverage)}
 
 
 def by_shape(recording: Recording) -> list[tuple[Shape, pd.DataFrame]]:

@@ -314,7 +314,9 @@ def _sets_behind(table: Path, name: str) -> list[tuple[Path, Experiment]]:
             if name in experiment.factors:
                 there = (results / "data" / experiment_name / "effects.csv").is_file()
             else:
-                there = (target := _target(experiment, name)) is not None and stored(folder / f"{target}.csv").is_file()
+                target = _target(experiment, name)
+                emulated = results / "csv" / "emulate" / experiment_name / f"{target}.csv"
+                there = target is not None and (stored(folder / f"{target}.csv").is_file() or emulated.is_file())
             if there:
                 found.append((results, experiment))
     if not found:
@@ -351,6 +353,9 @@ def chain(
     text = table.read_text(encoding="utf-8")
     shown = re.search(rf"(?<![A-Za-z0-9_>]){re.escape(name)}(?![A-Za-z0-9_>])", text) is not None
     yield Link(f"{table} {'shows' if shown else 'does not show'} {name}", shown)
+    if (results / "csv" / "emulate" / experiment.name).is_dir():
+        yield from _emulated_links(results, experiment, experiment.variant(name.split(">")[-1]).name)
+        return
     current = _rendered(results, experiment, table) == text
     yield Link(f"{table} is {'' if current else 'not '}what its data give", current)
     yield from _data_links(results, experiment, name, target, shape)
@@ -480,6 +485,32 @@ def _csv_links(results: Path, kind: str, path: Path, shape: tuple[int, ...] | No
     yield Link(
         f"  {gpu['name']}, {gpu['uuid']}, driver {gpu['driver']}", recorded_clock.get("gpu", gpu["uuid"]) == gpu["uuid"]
     )
+
+
+def _emulated_links(results: Path, experiment: Experiment, variant: str) -> Iterator[Link]:
+    """Counts -> the emulator's CSV -> emulator, binary and source."""
+    from rungs import counts
+    from rungs.emulator import device
+
+    path = results / "csv" / "emulate" / experiment.name / f"{variant}.csv"
+    manifest = schemas.read_manifest(path.with_suffix(".json"))
+    yield Link(f"{path}: run {manifest['run_id']}, counted by the emulator, which knows no times")
+    yield Link(f"  SHA-256 {manifest['csv_sha256'][:16]}… is the file's", sha256_file(path) == manifest["csv_sha256"])
+    for part, prefix in counts.PREFIX.items():
+        data = results / "data" / experiment.name / f"{prefix}counts.csv"
+        rows = schemas.read_csv("counts", data) if data.is_file() else None
+        if rows is not None and variant in set(rows["variant"]):
+            try:
+                again = counts.count(results, experiment, [variant])["counts"].to_csv(index=False, lineterminator="\n")
+            except RungsError as error:  # a file that was changed by hand is a link that does not hold
+                yield Link(f"  not made again: {error}", False)
+                return
+            here = rows[rows["variant"] == variant].reset_index(drop=True)
+            same = here.equals(schemas.parse_csv("counts", again, "the data made again"))
+            yield Link(f"  {data} of the {part} has {'the same' if same else 'other'} counts", same)
+    yield Link("  the emulator's modules are this checkout's", manifest["modules"] == device.modules())
+    if "build_id" in manifest["binary"]:
+        yield from _binary_links(results, manifest["arch"], variant, manifest["binary"])
 
 
 def _binary_links(results: Path, arch: str, arm: str, binary: Mapping[str, Any]) -> Iterator[Link]:
