@@ -53,22 +53,22 @@ def plot(
         figure.subplots_adjust(
             left=0.75 / width,
             right=1 - 0.15 / width,
-            top=1 - 1.15 / height,
+            top=1 - 1.2 / height,
             bottom=0.85 / height,
             wspace=0.25,
             hspace=0.75 / (panel_height - 0.75),
         )
-        for row, (what, (value, norm)) in zip(grid, ROWS.items(), strict=True):
-            for axes, (rung, variant) in zip(row, ladder.rungs.items(), strict=True):
+        for i, (what, (value, norm)) in enumerate(ROWS.items()):
+            for axes, (rung, variant) in zip(grid[i], ladder.rungs.items(), strict=True):
                 here = {shape: cells.get((variant.name, shape)) for shape in shapes}
                 _panel(axes, here, sizes, depths, value, norm)
                 lines = textwrap.wrap(labels[rung], max(14, int(panel_width * 13)))
-                axes.set_title("\n".join([rung, *lines]) if row is grid[0] else rung, fontsize=7.5, pad=4)
-                if axes is row[0]:
+                axes.set_title("\n".join([rung, *lines]) if i == 0 else rung, fontsize=7.5, pad=4)
+                if axes is grid[i][0]:
                     axes.set_ylabel(f"{what}\nK", fontsize=8)
                 else:
                     axes.set_yticklabels([])
-                if row is grid[-1]:
+                if i == len(ROWS) - 1:
                     axes.set_xlabel("M = N" if all(m == n for m, n in sizes) else "M x N", fontsize=8)
         figure.text(0.2 / width, 1 - 0.3 / height, title, fontsize=12, fontweight="bold", va="center")
         lines = textwrap.wrap(note, int(width * 17))

@@ -217,7 +217,10 @@ def summary(results: Path, experiment_name: str) -> str:
         body.append(
             [metric, *(str(int(number)) for number in (tally.sum(), *(tally.get(w, 0) for w in ("equal", *words))))]
         )
-    notes = [f"- {word}: ncu's counter {CAUSES[word]}." for word in words if word in CAUSES]
+    notes = []
+    for word in (word for word in words if word in CAUSES):
+        here = compared[compared["agreement"] == word]
+        notes.append(f"- {word} ({here['variant'].nunique()} binaries): ncu's counter {CAUSES[word]}.")
     return "\n\n".join(
         [
             grid(["counter of ncu", "launches", "equal", *words], body),
