@@ -134,11 +134,13 @@ def test_a_conclusion_names_rungs_and_a_gap_says_its_status():
     waves = dict(zip(ladder.rungs.values(), (10, 5, 8, 5), strict=True))
     cells = {(v.name, shape): cell({"ldsm": (5, n)}) for v, n in waves.items()}
     assert countpages.conclusion(ladder, cells, shape) == (
-        "At 512x512x256 S1, S3 need the fewest shared-memory wavefronts per tile, 5, and S0 needs the most, 10; from S2 to S3"
-        " there are 37.5 % fewer wavefronts and as many LSU instructions."
+        "At 512x512x256 S1, S3 (5, 5 per tile) need the fewest shared-memory wavefronts, and S0 (10, 10 per tile) needs the most;"
+        " from S2 to S3 there are 37.5 % fewer wavefronts and as many LSU instructions."
     )
     assert countpages.row(cell({}, "race"))[:2] == ["race", ""]
     assert countpages.row(None)[0] == "not run"
+    assert countpages.tile_sizes(GEMM, ladder) == ""
+    assert countpages.tile_sizes(TUNED, T).startswith("tiles differ in size")
     only = {key: value for key, value in list(cells.items())[:1]}
     assert countpages.conclusion(ladder, only, shape).endswith("so there is nothing to compare.")
 

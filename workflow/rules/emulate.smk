@@ -79,7 +79,7 @@ rule plot_counts:
         "../../envs/environment.yaml"
     params:
         python=PYTHON,
-        code=module_hash("plots", "countplots", "counts"),
+        code=module_hash("plots", "countplots", "countpages", "counts"),
     shell:
         "{params.python:q} -m rungs plot counts --results results/{wildcards.emulated:q}"
         " --experiment {wildcards.experiment:q} --of {wildcards.ladder:q} &> {log:q}"

@@ -125,7 +125,10 @@ def ladder_table(results: Path, experiment: Experiment, ladder: Ladder, cells: C
         [rung, ", ".join(levels_of(experiment, ladder, rung)), *row(cells.get((variant.name, shape)))]
         for rung, variant in ladder.rungs.items()
     ]
-    head = f"M={shape[0]}, N={shape[1]}, K={shape[2]}: warp instructions of one launch; k, M, G are powers of 1000; a tile is one K tile of a CTA."
+    head = (
+        f"M={shape[0]}, N={shape[1]}, K={shape[2]}: warp instructions of one launch; k, M, G are powers of 1000; a tile is one K"
+        f" tile of a CTA; what TMA writes to shared memory is in no count of wavefronts{f'; {sizes}' if (sizes := tile_sizes(experiment, ladder)) else ''}."
+    )
     names = [variant.name for variant in ladder.rungs.values()]
     gaps = dict.fromkeys(f"{c.status}: {c.reason}" for n in names if (c := cells.get((n, shape))) and c.reason)
     return "\n\n".join(
@@ -143,7 +146,7 @@ def row(cell: Cell | None) -> list[str]:
     """The cells of a row under HEADERS; a gap says its status once."""
     if cell is None or cell.status != "ok":
         return [cell.status if cell else "not run", *("" for _ in HEADERS[1:])]
-    wavefronts = cell.total("wavefronts", SHARED)
+    wavefronts = cell.wavefronts
     through = cell.total("instructions", SHARED)
     return [
         *(count_text(cell.total("instructions", kinds)) for kinds in COLUMNS.values()),
@@ -156,7 +159,7 @@ def row(cell: Cell | None) -> list[str]:
 
 
 def conclusion(ladder: Ladder, cells: Cells, shape: Shape) -> str:
-    """The rungs with the fewest and the most wavefronts per tile, and what the path changes from end to end."""
+    """The rungs with the fewest and the most wavefronts in a launch, and what the path changes from end to end."""
     counted = {
         rung: cell
         for rung, variant in ladder.rungs.items()
@@ -165,29 +168,35 @@ def conclusion(ladder: Ladder, cells: Cells, shape: Shape) -> str:
     where = f"At {'x'.join(map(str, shape))}"
     if len(counted) < 2:
         return f"{where} fewer than two rungs have counts, so there is nothing to compare."
-    waves = {rung: cell.wavefronts_per_tile for rung, cell in counted.items()}
+    waves = {rung: cell.wavefronts for rung, cell in counted.items()}
     fewest, most = min(waves.values()), max(waves.values())
     if fewest == most:
-        said = f"every rung needs {fewest:.4g} shared-memory wavefronts per tile"
+        said = f"every rung needs {count_text(fewest)} shared-memory wavefronts"
     else:
-        least, dearest = (_those(waves, value) for value in (fewest, most))
-        said = f"{least} the fewest shared-memory wavefronts per tile, {fewest:.4g}, and {dearest} the most, {most:.4g}"
+        least, dearest = (_those(counted, waves, value) for value in (fewest, most))
+        said = f"{least} the fewest shared-memory wavefronts, and {dearest} the most"
     first, last = ladder.path[0], ladder.path[-1]
     if first in counted and last in counted:
-        changes = [
-            f"{_change(before, after)} {what}"
-            for what, before, after in (
-                ("wavefronts", waves[first], waves[last]),
-                ("LSU instructions", counted[first].lsu_per_tile, counted[last].lsu_per_tile),
-            )
-        ]
-        said += f"; from {first} to {last} there are {' and '.join(changes)}"
+        changes = (
+            f"{_change(waves[first], waves[last])} wavefronts and"
+            f" {_change(counted[first].lsu, counted[last].lsu)} LSU instructions"
+        )
+        said += f"; from {first} to {last} there are {changes}"
     return f"{where} {said}."
 
 
-def _those(values: Mapping[str, float], value: float) -> str:
-    names = [name for name, each in values.items() if each == value]
-    return f"{', '.join(names)} need{'s' if len(names) == 1 else ''}"
+def _those(cells: Mapping[str, Cell], waves: Mapping[str, float], value: float) -> str:
+    """The rungs of that many wavefronts, with the count: `S1 (75.5 M, 576 per tile) needs`."""
+    names = [name for name, each in waves.items() if each == value]
+    per_tile = " or ".join(dict.fromkeys(f"{cells[name].wavefronts_per_tile:.4g}" for name in names))
+    return f"{', '.join(names)} ({count_text(value)}, {per_tile} per tile) need{'s' if len(names) == 1 else ''}"
+
+
+def tile_sizes(experiment: Experiment, ladder: Ladder) -> str:
+    """A warning where counts per tile of two rungs do not compare; empty where all tiles are of one size."""
+    values = [experiment.values(variant) for variant in ladder.rungs.values()]
+    sizes = {tuple(each[axis] for axis in ("TILE_M", "TILE_N", "TILE_K")) for each in values}
+    return "" if len(sizes) == 1 else "tiles differ in size along this ladder, so compare its rungs by the launch"
 
 
 def _change(before: float, after: float) -> str:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from rungs import plots
-from rungs.countpages import made_from
+from rungs.countpages import made_from, tile_sizes
 from rungs.counts import Cell, Shape, read_cells
 from rungs.errors import RungsError
 from rungs.variants import Ladder, levels_of, load_experiment
@@ -36,6 +36,8 @@ def draw(results: Path, experiment_name: str, name: str) -> None:
     title = f"{experiment_name}, ladder {name}: counts per K tile of a CTA, from the emulator"
     labels = {rung: ", ".join(levels_of(experiment, ladder, rung)) for rung in ladder.rungs}
     note = made_from(results, experiment, [variant.name for variant in ladder.rungs.values()])
+    if sizes := tile_sizes(experiment, ladder):
+        note = f"{sizes[0].upper()}{sizes[1:]}. {note}"
     plots.save(plot(ladder, cells, labels, title, note), results / "figures" / experiment_name / f"counts_{name}")
 
 
@@ -47,13 +49,15 @@ def plot(
     sizes, depths = sorted({shape[:2] for shape in shapes}), sorted({shape[2] for shape in shapes})
     across = len(ladder.rungs)
     panel_width, panel_height = 0.45 + 0.62 * len(sizes), 0.95 + 0.3 * len(depths)
-    width, height = max(7.0, across * panel_width + 0.9, 0.1 * len(title)), 2 * panel_height + 1.25
+    heads = {rung: textwrap.wrap(label, max(14, int(panel_width * 13))) for rung, label in labels.items()}
+    top = 0.7 + 0.13 * max(len(lines) + 1 for lines in heads.values())  # inches
+    width, height = max(7.0, across * panel_width + 0.9, 0.1 * len(title)), 2 * panel_height + 0.1 + top
     with plt.rc_context(plots.STYLE):
         figure, grid = plt.subplots(2, across, figsize=(width, height), squeeze=False)
         figure.subplots_adjust(
             left=0.75 / width,
             right=1 - 0.15 / width,
-            top=1 - 1.2 / height,
+            top=1 - top / height,
             bottom=0.85 / height,
             wspace=0.25,
             hspace=0.75 / (panel_height - 0.75),
@@ -62,8 +66,7 @@ def plot(
             for axes, (rung, variant) in zip(grid[i], ladder.rungs.items(), strict=True):
                 here = {shape: cells.get((variant.name, shape)) for shape in shapes}
                 _panel(axes, here, sizes, depths, value, norm)
-                lines = textwrap.wrap(labels[rung], max(14, int(panel_width * 13)))
-                axes.set_title("\n".join([rung, *lines]) if i == 0 else rung, fontsize=7.5, pad=4)
+                axes.set_title("\n".join([rung, *heads[rung]]) if i == 0 else rung, fontsize=7.5, pad=4)
                 if axes is grid[i][0]:
                     axes.set_ylabel(f"{what}\nK", fontsize=8)
                 else:

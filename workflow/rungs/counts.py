@@ -112,6 +112,14 @@ class Cell:
         return float(self._rows.loc[there, column].fillna(0).sum())
 
     @property
+    def wavefronts(self) -> float:
+        return self.total("wavefronts", SHARED)
+
+    @property
+    def lsu(self) -> float:
+        return self.total("instructions", LSU)
+
+    @property
     def wavefronts_per_tile(self) -> float:
         return self.total("wavefronts_per_tile", SHARED)
 
