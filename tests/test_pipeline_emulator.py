@@ -60,7 +60,7 @@ def test_all_counts_every_rung_and_draws_and_tabulates_it(counted):
     page = (live / "md/gemm.md").read_text()
     assert "| S3 | N x K, TMA's XOR | 0 | 24.6 k | 0 | 8.19 k | 0 | 65.5 k | 164 k | 5.00 | 0 | 640 | 144 |" in page
     assert (
-        "**At 512x512x512 S1 needs the fewest shared-memory wavefronts per tile, 576, and S0 needs the most, 2240;"
+        "**At 512x512x512 S1 (147 k, 576 per tile) needs the fewest shared-memory wavefronts, and S0 (573 k, 2240"
         in page
     )
     assert "no GPU, no times" in page
@@ -83,7 +83,7 @@ def test_the_manifest_says_how_it_was_counted(counted):
 
 
 def test_trace_leads_from_a_count_to_the_emulator_and_the_source(without_gpu):
-    for cell in (f"{EMULATED}/md/gemm.md:S3", f"{EMULATED}/README.md:S2>S3"):
+    for cell in (f"{EMULATED}/md/gemm.md:S3", f"{EMULATED}/README.md:S2"):
         result = without_gpu.rungs("trace", cell, "--verbose")
         assert result.code == 0 and result.text.endswith("Every link holds.\n"), result.text
         for word in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from collections.abc import Iterator
@@ -143,8 +144,9 @@ def load(path: Path, entry: str) -> Kernel:
         ) from None
 
 
+@functools.lru_cache(maxsize=8)
 def parse(text: str, entry: str) -> Kernel:
-    """The kernel `entry` of a PTX module.
+    """The kernel `entry` of a PTX module, the same object for the same text: it is not to be changed.
 
     Raises EmulationError for another ISA version than `SUPPORTED`, a missing entry and a statement of unknown form.
     """
