@@ -130,6 +130,7 @@ class Experiment:
     quick: Mapping[str, Any]
     factorial: Mapping[str, Any] | None = None
     architectures: tuple[str, ...] = ()
+    workload: str = "gemm"
 
     def variant(self, name: str) -> Variant:
         """The variant of that name; a rung's name (`B3`) serves too.
