@@ -156,8 +156,8 @@ def test_another_isa_version_is_refused(version):
         ("wgmma.fence.sync.aligned;", r"wgmma.*does not know"),
         ("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%f0}, {%r0}, {%r1}, {%f0};", "form of mma"),
         ("ld.local.u32 %r2, [%r1];", "local memory"),
-        ("red.global.add.u32 [%rd0], %r0;", "does not know"),
-        ("mov.u64 %rd3, %globaltimer;", "reads %globaltimer, which the emulator does not have"),
+        ("atom.global.cas.b32 %r2, [%rd0], %r0, %r0;", "is an atomic that the emulator lacks"),
+        ("mov.u32 %r2, %smid;", "reads %smid, which the emulator does not have"),
         ("add.u32 %r2, %r0;", "could not be executed"),
         ("add.bogus.s32 %r2, %r0, %r0;", "has the modifier .bogus, which the emulator does not know"),
         ("ldmatrix.bogus.sync.aligned.m8n8.x1.shared.b16 {%r2}, [%r1];", "has the modifier .bogus"),
@@ -411,6 +411,17 @@ def test_floats_are_rounded_to_bf16_to_nearest_even(tmp_path):
     low = widen_bf16((got[:8] & 0xFFFF).astype(np.uint16))
     np.testing.assert_array_equal(low[:4], [1.0, 1.0, 1.015625, -2.5])
     assert low[5] == np.inf and low[6] == np.inf and np.isnan(low[7])
+
+
+@pytest.mark.parametrize(("clock", "type", "register"), [("%clock64", "u64", "%rd3"), ("%clock", "u32", "%r2")])
+def test_the_clock_only_grows(clock, type, register, tmp_path):
+    """There is no time in here: what a kernel makes of two looks at the clock is a positive number, and no more."""
+    other = register[:-1] + "9"
+    body = f"mov.{type} {register}, {clock};\nbar.sync 0;\nmov.{type} {other}, {clock};\n"
+    body += f"sub.{type} {register}, {other}, {register};\n"
+    body += "cvt.u32.u64 %r2, %rd3;\n" * (type == "u64") + "st.global.u32 [%rd0], %r2;"
+    got, _ = execute(tmp_path, body, threads=64, out=64, schedule="descending")
+    assert ((got > 0) & (got < 8)).all()
 
 
 # ---- ldmatrix, stmatrix, mma -----------------------------------------------------------------------------------------
@@ -905,7 +916,11 @@ def test_a_bulk_load(delivery, tmp_path):
         ),
         (
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r1], [%rd3], 512, [%r1+16384], %h0;",
-            "is a bulk copy that the emulator lacks",
+            "is multicast to CTAs 0x0 of the cluster, where some of its 1 were expected",
+        ),
+        (
+            "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd3], [%r1], 512;",
+            "is a copy that the emulator lacks",
         ),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rungs.emulator.memory import PARAM_WINDOW, SHARED_WINDOW
-from rungs.emulator.parser import Instruction, Register
+from rungs.emulator.parser import Instruction, Register, Symbol
 from rungs.emulator.state import DTYPES, Array, Decoder, Mask, Step, Unit, items, remember
 
 Function = Callable[..., Any]
@@ -174,6 +174,17 @@ def _leading_zeros(a: Array) -> Array:
     return zeros
 
 
+def _find_bit(shift: bool) -> Function:
+    """bfind: the position of the highest bit that is not the sign, or with .shiftamt how far it is from the top; else all ones."""
+
+    def find(a: Array) -> Array:
+        zeros = _leading_zeros(np.where(a < 0, ~a, a))
+        bits = np.uint32(8 * a.dtype.itemsize)
+        return np.where(zeros == bits, np.uint32(0xFFFFFFFF), zeros if shift else bits - 1 - zeros).astype(np.uint32)
+
+    return find
+
+
 def _reverse(a: Array) -> Array:
     bits = 8 * a.dtype.itemsize
     result = np.zeros_like(a)
@@ -258,6 +269,10 @@ def _binary(decoder: Decoder, ins: Instruction) -> Step:
 
 def _counting(decoder: Decoder, ins: Instruction) -> Step:
     return plain(_count_bits if ins.opcode == "popc" else _leading_zeros, ins, decoder, _type(ins), "u32")
+
+
+def _find(decoder: Decoder, ins: Instruction) -> Step:
+    return plain(_find_bit("shiftamt" in ins.modifiers), ins, decoder, _type(ins), "u32")
 
 
 def _multiply(decoder: Decoder, ins: Instruction) -> Step:
@@ -395,6 +410,8 @@ def _move(decoder: Decoder, ins: Instruction) -> Step:
     inputs, outputs = items(value), items(target)
     if type == "pred":
         return _on_predicates(decoder, ins)
+    if isinstance(value, Symbol) and value.name in CLOCKS:
+        return _clock(decoder, ins)
     if len(inputs) == len(outputs) == 1:
         return plain(lambda a: a, ins, decoder, type)
     parts = max(len(inputs), len(outputs))
@@ -418,6 +435,23 @@ def _move(decoder: Decoder, ins: Instruction) -> Step:
         )
 
     return pure(decoder, ins, slots, targets, unpack)
+
+
+CLOCKS = ("%clock", "%clock64")
+
+
+def _clock(decoder: Decoder, ins: Instruction) -> Step:
+    """The emulator has no time: each look at the clock finds it one further, so that no difference is negative."""
+    target = decoder.target(ins.operands[0], ins)
+    dtype = DTYPES[_type(ins)]
+
+    def step(unit: Unit, mask: Mask) -> None:
+        unit.batch.ticks += 1
+        if target is not None:
+            held = np.full((1, 1, 1), unit.batch.ticks, dtype)
+            unit.write(target, _view(held, _declared(ins.operands[0], ins)), mask)
+
+    return step
 
 
 def _convert(decoder: Decoder, ins: Instruction) -> Step:
@@ -511,6 +545,7 @@ COMPILE: dict[str, Callable[[Decoder, Instruction], Step]] = {
     **dict.fromkeys(("and", "or", "xor", "not"), _logical),
     **dict.fromkeys(("mul", "mad", "fma"), _multiply),
     **dict.fromkeys(("popc", "clz"), _counting),
+    "bfind": _find,
     **dict.fromkeys(("shl", "shr"), _shift),
     **dict.fromkeys(("bfi", "bfe"), _bits),
     "lop3": _logic3,

@@ -81,7 +81,7 @@ def compile(decoder: Decoder, ins: Instruction) -> Step:
         return _wait(decoder, ins)
     if modifiers[0] == "prefetch":
         return lambda unit, mask: None
-    if any(m.startswith(("multicast", "im2col", "gather4", "scatter4")) for m in modifiers):
+    if any(m.startswith(("im2col", "gather4", "scatter4")) for m in modifiers):
         raise ins.error("is a bulk copy that the emulator lacks")
     tensor = modifiers[0] == "tensor"
     spaces = [m for m in modifiers if m in ("shared::cta", "shared::cluster", "global")]
@@ -168,6 +168,22 @@ class Issue:
     def read(self, value: Array) -> Array:
         return np.broadcast_to(value, self.unit.shape)[self.mask]
 
+    def take(self, which: Array) -> Issue:
+        """The issue with threads left out or repeated; nothing is read of it any more."""
+        return Issue(self.unit, self.mask, self.ctas[which], self.warps[which])
+
+
+def _targets(issue: Issue, batch: Batch, members: int, ins: Instruction) -> tuple[Array, Array]:
+    """For each copy of a multicast the thread that issues it and the CTA that it goes to. `members`: a bit for each rank."""
+    ranks = [rank for rank in range(16) if members >> rank & 1]
+    if not ranks or ranks[-1] >= batch.cluster:
+        raise ins.error(
+            f"is multicast to CTAs {members:#x} of the cluster, where some of its {batch.cluster} were expected"
+        )
+    copies = np.repeat(np.arange(len(issue.ctas)), len(ranks))
+    targets = np.stack([batch.peers(rank)[issue.ctas] for rank in ranks], axis=1)
+    return copies, targets.reshape(-1)
+
 
 def _issue(unit: Unit, mask: Mask) -> Issue:
     everyone = unit.everyone(mask)
@@ -213,11 +229,15 @@ def _check_bulk(size: int, address: Array, ins: Instruction, what: str) -> None:
 
 
 def _load(decoder: Decoder, ins: Instruction, tensor: bool) -> Step:
-    """[shared], [source]{, size}, [mbarrier]."""
+    """[shared], [source]{, size}, [mbarrier]{, CTAs of the cluster}: to the same place of each of them, and its own mbarrier."""
     target, offset = decoder.address(ins.operands[0], ins)
     source = Source(decoder, ins.operands[1], ins, tensor)
     size_slot = None if tensor else decoder.source(ins.operands[2], "u32", ins)
     barrier_slot, barrier_offset = decoder.address(ins.operands[2 if tensor else 3], ins)
+    many = any(m.startswith("multicast") for m in ins.modifiers)
+    ctas_slot = decoder.source(ins.operands[3 if tensor else 4], "u16", ins) if many else None
+    if many and "shared::cluster" not in ins.modifiers:
+        raise ins.error("is multicast to .shared::cta, where .shared::cluster was expected")
     pc = len(decoder.steps)
     memo: dict[Any, Any] = {}
 
@@ -225,6 +245,7 @@ def _load(decoder: Decoder, ins: Instruction, tensor: bool) -> Step:
         batch = unit.batch
         for barrier, part in each_mbarrier(unit, barrier_slot, barrier_offset, mask, ins):
             issue = _issue(unit, part)
+            issued = issue.ctas
             to = issue.read(addresses_of(unit, unit.registers[target], offset, part))
             if size_slot is None:
                 map = source.map(unit, part)
@@ -238,18 +259,24 @@ def _load(decoder: Decoder, ins: Instruction, tensor: bool) -> Step:
                 chunks = np.arange(0, bytes, CHUNK)[None]
                 values = batch.memory.load(from_[:, None, None] - GLOBAL_BASE + chunks, CHUNK, ins)
                 mode, align = "none", CHUNK
-            key = (to.tobytes(), issue.ctas.tobytes(), mode, bytes)
+            targets = issue.ctas
+            if ctas_slot is not None:
+                copies, targets = _targets(issue, batch, uniform(unit, ctas_slot, part, ins), ins)
+                issue, to, values = issue.take(copies), to[copies], values[copies]
+                if not barrier.valid[targets].all():
+                    raise ins.error("completes on an mbarrier of another CTA, where it was expected to be initialised")
+            key = (to.tobytes(), targets.tobytes(), mode, bytes)
             held = memo.get(key)
             if held is None:
                 batch.shared.check(to, align, ins)
                 places = swizzle(to[:, None, None] + chunks, mode)
                 batch.shared.check(places, CHUNK, ins)
-                held = remember(memo, key, (places + issue.ctas[:, None, None] * batch.shared.window) // CHUNK)
-            batch.tally.add(pc, "bytes", np.bincount(issue.ctas, minlength=batch.ctas) * bytes)
+                held = remember(memo, key, (places + targets[:, None, None] * batch.shared.window) // CHUNK)
+            batch.tally.add(pc, "bytes", np.bincount(issued, minlength=batch.ctas) * bytes)
             if batch.race:
-                batch.race.uses(unit, part, barrier, pc, bulk=True)
-                batch.race.bulk_write(issue, held, barrier, pc)
-            copy = Load(ins, held, values, issue.ctas, bytes, barrier, barrier.phase[issue.ctas])
+                batch.race.bulk_uses(issue, barrier, pc, targets)
+                batch.race.bulk_write(issue, held, barrier, pc, targets)
+            copy = Load(ins, held, values, targets, bytes, barrier, barrier.phase[targets])
             if batch.late:
                 batch.in_flight.append(copy)
             else:

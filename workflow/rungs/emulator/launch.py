@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from rungs.emulator.metrics import Tally
 from rungs.emulator.parser import EmulationError, Instruction, Kernel
 from rungs.emulator.race import Detector
 from rungs.emulator.state import LANES, Batch, Finding
-from rungs.plan import Plan, TensorMap, check_tensor_map
+from rungs.plan import InGlobal, Plan, TensorMap, check_tensor_map
 from rungs.variants import load_device
 
 Array = np.ndarray
@@ -22,6 +22,8 @@ BATCH = 16
 """CTAs that execute together: seven times faster than one by one, and their accumulators still fit a core's cache."""
 RACE_BATCH = 4
 MAX_INSTRUCTIONS = 20_000_000
+LARGEST_CLUSTER = 8
+"""What every GPU with clusters can launch."""
 
 
 @dataclass
@@ -83,15 +85,22 @@ def run(
             " early or late."
         )
     kernel = parser.load(ptx, plan.entry)
+    plan, located = _locate(plan, memory)
     params, maps = check_launch(kernel, plan)
+    maps |= located
     symbols = _symbols(kernel)
     grid = int(np.prod(plan.grid))
     wanted = list(range(grid)) if ctas is None else sorted(set(ctas))
     if not wanted or not 0 <= wanted[0] <= wanted[-1] < grid:
         raise EmulationError(f"The launch has CTAs 0 to {grid - 1}, not {wanted[-1] if wanted else 'none'}.")
+    cluster = plan.cluster[0]
+    if wanted != [
+        cta for first in sorted({cta // cluster * cluster for cta in wanted}) for cta in range(first, first + cluster)
+    ]:
+        raise EmulationError(f"CTAs of a cluster run together: ask for whole clusters of {cluster}.")
     result = Result(Counts(wanted))
     parts = []
-    size = RACE_BATCH if race else BATCH
+    size = max(RACE_BATCH if race else BATCH, cluster) // cluster * cluster
     for first in range(0, len(wanted), size):
         ids = np.array(wanted[first : first + size])
         x, y, _ = plan.grid
@@ -107,6 +116,7 @@ def run(
             late=delivery == "late",
             race=None,
             tally=Tally(len(ids)),
+            cluster=cluster,
         )
         if race:
             batch.race = Detector(batch)
@@ -119,6 +129,17 @@ def run(
         result.findings += batch.findings
     _collect(result, kernel, parts)
     return result
+
+
+def _locate(plan: Plan, memory: GlobalMemory) -> tuple[Plan, dict[int, TensorMap]]:
+    """The plan with an address for each tensor map in global memory, and the maps by it. Nobody but the copy engine reads them."""
+    params, maps = list(plan.params), {}
+    for position, given in enumerate(params):
+        if isinstance(given, InGlobal):
+            check_tensor_map(given.tensor_map, f"Parameter {position} of {plan.entry}")
+            address = memory.reserve(f"tensor map of parameter {position}", (128,), np.uint8)
+            maps[address], params[position] = given.tensor_map, (address, 8)
+    return replace(plan, params=tuple(params)), maps
 
 
 def check_launch(kernel: Kernel, plan: Plan) -> tuple[bytes, dict[int, TensorMap]]:
@@ -139,8 +160,12 @@ def check_launch(kernel: Kernel, plan: Plan) -> tuple[bytes, dict[int, TensorMap
             f"{kernel.name} is launched with {size} bytes of shared memory, where at most {device.smem_per_block_bytes} was"
             f" expected on {device.arch}."
         )
-    if plan.cluster != (1, 1, 1):
-        raise EmulationError(f"{kernel.name} is launched in clusters of {plan.cluster}, which the emulator lacks.")
+    x, y, z = plan.cluster
+    if (y, z) != (1, 1) or not 1 <= x <= LARGEST_CLUSTER or plan.grid[0] % x:
+        raise EmulationError(
+            f"{kernel.name} is launched in clusters of {plan.cluster}, where up to {LARGEST_CLUSTER} CTAs along x were expected,"
+            f" a divisor of the grid's {plan.grid[0]}."
+        )
     if len(plan.params) != len(kernel.params):
         raise EmulationError(
             f"{kernel.name} is launched with {len(plan.params)} parameters, where {len(kernel.params)} were expected."
@@ -148,6 +173,7 @@ def check_launch(kernel: Kernel, plan: Plan) -> tuple[bytes, dict[int, TensorMap
     raw = bytearray(kernel.params[-1].offset + kernel.params[-1].size if kernel.params else 0)
     maps = {}
     for position, (given, declared) in enumerate(zip(plan.params, kernel.params, strict=True)):
+        assert not isinstance(given, InGlobal)  # they have their addresses by now
         given_size = 128 if isinstance(given, TensorMap) else given[1]
         if given_size != declared.size:
             raise EmulationError(

@@ -245,6 +245,60 @@ def _store(decoder: Decoder, ins: Instruction) -> Step:
     return {"shared": to_shared, "global": to_global, "generic": generic}[space]
 
 
+ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda old, new: old + new,
+    "min": min,
+    "max": max,
+    "and": lambda old, new: old & new,
+    "or": lambda old, new: old | new,
+    "xor": lambda old, new: old ^ new,
+    "exch": lambda old, new: new,
+}
+
+
+def _atomic(decoder: Decoder, ins: Instruction) -> Step:
+    """atom and red: thread after thread, in the order of the CTAs. Atomics do not race with each other."""
+    type, _, size = _shape_of(ins)
+    function = next((ATOMIC[m] for m in ins.modifiers if m in ATOMIC), None)
+    space, item = _space(ins), DTYPES[type]
+    if function is None or space not in ("shared", "global", "generic") or size not in (4, 8):
+        raise ins.error("is an atomic that the emulator lacks")
+    operands = list(ins.operands)
+    target = decoder.target(operands.pop(0), ins) if ins.opcode == "atom" else None
+    slot, offset = decoder.address(operands[0], ins)
+    source, pc = decoder.source(operands[1], type, ins), len(decoder.steps)
+
+    def step(unit: Unit, mask: Mask) -> None:
+        batch, everyone = unit.batch, unit.everyone(mask)
+        shared = space == "shared" or (space == "generic" and _is_shared(unit, slot, mask))
+        if shared:
+            addresses = addresses_of(unit, unit.registers[slot], offset, mask)
+            batch.shared.check(addresses, size, ins)
+            if batch.race:
+                batch.race.read_by(unit, mask, addresses, size, pc)
+            rows, flat = np.broadcast_to(batch.shared.index(addresses, size), unit.shape), batch.shared.flat(size)
+        else:
+            offsets = offsets_of(unit, unit.registers[slot], offset, mask)
+        values = _view(np.broadcast_to(unit.registers[source], unit.shape), item)
+        found = np.zeros(unit.shape, item)
+        for at in zip(*np.nonzero(everyone), strict=True):
+            if shared:
+                words_there = flat[rows[at]]
+                found[at] = words_there.view(item)[0]
+                flat[rows[at]] = np.array([function(found[at], values[at])], item).view(words_there.dtype)
+            else:
+                there = offsets[at].reshape(1)
+                words_there = batch.memory.load(there, size, ins)
+                found[at] = words_there.view(item)[0, 0]
+                batch.memory.store(
+                    there, np.array([[function(found[at], values[at])]], item).view(words_there.dtype), size, ins
+                )
+        if target is not None:
+            unit.write(target, _fit(found, item, DTYPES[getattr(ins.operands[0], "type", "b32")]), mask)
+
+    return step
+
+
 # ---- ldmatrix and stmatrix -------------------------------------------------------------------------------------------
 
 
@@ -398,12 +452,12 @@ def _wait_group(decoder: Decoder, ins: Instruction) -> Step:
         if unit.batch.race:
             unit.batch.race.waited(unit, mask, landed)
         if unit.pending:
-            unit.pending = [copy for copy in unit.pending if not _land(unit, copy, mask, landed)]
+            unit.pending = [copy for copy in unit.pending if not land_part(unit, copy, mask, landed)]
 
     return step
 
 
-def _land(unit: Unit, copy: Copy, mask: Mask, landed: Array) -> bool:
+def land_part(unit: Unit, copy: Copy, mask: Mask, landed: Array) -> bool:
     """Let the threads' share of a copy land where its group is older than `landed`; returns whether all of it has."""
     done = copy.group < landed
     if done.size == 1 and mask is None:
@@ -417,10 +471,12 @@ def _land(unit: Unit, copy: Copy, mask: Mask, landed: Array) -> bool:
 
 
 def _copy(decoder: Decoder, ins: Instruction) -> Step:
-    from rungs.emulator import bulk
+    from rungs.emulator import bulk, sync
 
     if ins.modifiers[:2] == ("async", "bulk"):
         return bulk.compile(decoder, ins)
+    if ins.modifiers[:3] == ("async", "mbarrier", "arrive"):
+        return sync.copies_arrive(decoder, ins)
     form = {
         "commit_group": _commit,
         "wait_group": _wait_group,
@@ -442,9 +498,10 @@ COMPILE: dict[str, Callable[[Decoder, Instruction], Step]] = {
     "ld": _load,
     "ldu": _load,
     "st": _store,
+    "atom": _atomic,
+    "red": _atomic,
     "ldmatrix": _matrix,
     "stmatrix": _matrix,
     "cp": _copy,
-    "prefetch": nothing,
     "prefetchu": nothing,
 }

@@ -75,16 +75,19 @@ def start(batch: Batch, decoder: Decoder, schedule: str) -> None:
         "%tid.z": threads // np.uint32(bx * by),
         "%laneid": threads[:, :1] % np.uint32(LANES),
         "%warpid": threads[..., :1] // np.uint32(LANES),
+        "%globaltimer": np.zeros((1, 1, 1), np.uint64),  # stands still: a kernel that polls never runs out of patience
     }
     for i, axis in enumerate("xyz"):
         special[f"%ctaid.{axis}"] = ids[..., i] if batch.grid[i] > 1 else np.zeros((1, 1, 1), np.uint32)
         special[f"%ntid.{axis}"] = np.full((1, 1, 1), batch.block[i], np.uint32)
         special[f"%nctaid.{axis}"] = np.full((1, 1, 1), batch.grid[i], np.uint32)
-        special[f"%clusterid.{axis}"] = special[f"%ctaid.{axis}"]
-        for name in (f"%cluster_ctaid.{axis}", "%cluster_ctarank"):
-            special[name] = np.zeros((1, 1, 1), np.uint32)
-        for name in (f"%cluster_nctaid.{axis}", "%cluster_nctarank"):
-            special[name] = np.ones((1, 1, 1), np.uint32)
+        across = np.uint32(batch.cluster if axis == "x" else 1)
+        special[f"%clusterid.{axis}"] = special[f"%ctaid.{axis}"] // across
+        special[f"%nclusterid.{axis}"] = special[f"%nctaid.{axis}"] // across
+        special[f"%cluster_ctaid.{axis}"] = special[f"%ctaid.{axis}"] % across
+        special[f"%cluster_nctaid.{axis}"] = np.full((1, 1, 1), across, np.uint32)
+    special["%cluster_ctarank"] = special["%cluster_ctaid.x"]
+    special["%cluster_nctarank"] = special["%cluster_nctaid.x"]
     registers: list[Array] = []
     for value in decoder.initial:
         if isinstance(value, str):
@@ -118,7 +121,13 @@ def run(batch: Batch, decoder: Decoder, schedule: str, seed: int, max_instructio
         while alive := [unit for unit in batch.units if unit.groups]:
             able = [unit for unit in alive if any(group.waits is None for group in unit.groups)]
             if not able:
-                if not _deliver(batch) and not any(each.forget_ended(batch) for each in batch.barriers.values()):
+                waiting: list[Any] = [*batch.barriers.values()]
+                waiting += [batch.cluster_barrier] if batch.cluster_barrier else []
+                if (
+                    not any([sync.converge(unit) for unit in alive])
+                    and not _deliver(batch)
+                    and not any(each.forget_ended(batch) for each in waiting)
+                ):
                     raise _deadlock(batch, decoder.kernel)
                 continue
             unit = able[-1] if schedule == "descending" else dice.choice(able) if schedule == "random" else able[0]
@@ -193,6 +202,10 @@ def _run_group(unit: Unit, group: ThreadGroup, decoder: Decoder, budget: int) ->
         group.pc = pc
         result = steps[pc](unit, mask)
         count += 1
+        if result is sync.CONVERGING:  # to be executed when the warp has come together, and counted then
+            group.waits = result
+            sync.converge(unit)
+            return count, True
         if active is None:
             full[pc] += 1
         else:

@@ -14,7 +14,7 @@ from rungs.errors import RungsError
 
 SUPPORTED = ((7, 0), (9, 0))
 """PTX ISA versions, oldest and newest, whose instructions mean what this package does with them."""
-WRAPPERS = ("ptx.cuh", "mma.cuh")
+WRAPPERS = ("ptx.cuh", "mma.cuh", "copy_engine.cuh")
 """Headers of one function per instruction: a report names the line that calls them."""
 REGISTER_BITS = {"pred": 1, "f16": 16, "f32": 32, "f64": 64, **{f"{t}{b}": b for t in "bus" for b in (8, 16, 32, 64)}}
 

@@ -1,6 +1,6 @@
 """Races in shared memory, by vector clocks.
 
-Each warp has a clock for every agent of its CTA: how far it has seen that agent's work. Agents are the warps, the cp.async of
+Each warp has a clock for every agent of its cluster: how far it has seen that agent's work. Agents are the warps, the cp.async of
 each warp (its clock counts commit groups), the bulk stores of each warp (bulk groups) and the copies that complete on each
 mbarrier (phases). Barriers and mbarriers hand clocks on from those who arrive to those who wait. An access is a race where
 the last write to its bytes, or for a write any earlier read, lies beyond what the warp has seen. That does not depend on the
@@ -45,9 +45,11 @@ class Detector:
         self.ctas, self.warps = batch.ctas, batch.warps
         self.granule = granule(batch.kernel)
         self.cells = batch.shared.window // self.granule
-        self.clock = np.zeros((self.ctas, self.warps, 2, 3 * self.warps + MBARRIERS), np.int32)
+        self.agents = 3 * self.warps + MBARRIERS  # of a CTA
+        self.base = batch.ranks * self.agents  # the first agent of each CTA
+        self.clock = np.zeros((self.ctas, self.warps, 2, batch.cluster * self.agents), np.int32)
         every = np.arange(self.warps)
-        self.clock[:, every, SEEN, every] = 1
+        self.clock[np.arange(self.ctas)[:, None], every, SEEN, self.base[:, None] + every] = 1
         cells = self.ctas * self.cells
         self.writer = np.full(cells, -1, np.int16)
         self.written = np.zeros(cells, np.int32)
@@ -102,8 +104,8 @@ class Detector:
 
     def _own(self, unit: Unit) -> Array:
         """Each warp's own clock, (CTAs, warps, 1)."""
-        every = np.arange(unit.warps)
-        return self._clocks(unit)[:, every, SEEN, unit.first + every][..., None]
+        every = unit.first + np.arange(unit.warps)
+        return self.clock[np.arange(self.ctas)[:, None], every, SEEN, self.base[:, None] + every][..., None]
 
     def read_by(self, unit: Unit, mask: Mask, addresses: Array, size: int, pc: int) -> None:
         """Threads read `size` bytes at `addresses` (CTAs or 1, warps, lanes)."""
@@ -138,8 +140,8 @@ class Detector:
         lanes = addresses.shape[2]
         active = self._active(mask, cells, lanes)
         clocks = self._clocks(unit)
-        self._check_write(clocks[:, :, SEEN], cells, active, pc)
-        agent = unit.first + np.arange(unit.warps)[None, :, None]
+        self._check_write(clocks[:, :, SEEN], cells, active, pc, self.base[:, None])
+        agent = self.base[:, None, None] + unit.first + np.arange(unit.warps)[None, :, None]
         stamp = self._own(unit)
         if groups is not None:
             agent = agent + self.warps
@@ -151,13 +153,16 @@ class Detector:
         self.write_pc[cells[part]] = pc
         self._races((self.writer[cells] != agents) & active, cells, np.full(cells.shape, pc), pc, _TWICE)
 
-    def _check_write(self, seen: Array, cells: Array, active: Array | bool, pc: int) -> None:
-        """`seen` (..., agents) of whoever writes `cells` (..., cells)."""
+    def _check_write(self, seen: Array, cells: Array, active: Array | bool, pc: int, base: Array) -> None:
+        """`seen` (..., agents) of whoever writes `cells` (..., cells) of the CTA whose first agent is `base` (...)."""
         writer = self.writer[cells]
         known = np.take_along_axis(seen, np.maximum(writer, 0).astype(np.intp), axis=-1)
         bad = (known < self.written[cells]) & (writer >= 0) & active
         if bad.any():
             self._races(bad, cells, self.write_pc[cells], pc, _WRITE)
+        if self.batch.cluster > 1:
+            own = base[..., None] + np.arange(self.agents)
+            seen = np.take_along_axis(seen, np.broadcast_to(own, (*seen.shape[:-1], self.agents)), axis=-1)
         readers = np.concatenate([seen[..., : self.warps], seen[..., 2 * self.warps : 3 * self.warps]], axis=-1)
         late = self.read[cells] > readers[..., None, :]
         if late.any():
@@ -172,14 +177,14 @@ class Detector:
         many = 16 // self.granule
         return (rows.reshape(len(rows), -1, 1) * many + np.arange(many)).reshape(len(rows), -1)
 
-    def bulk_write(self, issue: Any, rows: Array, barrier: Any, pc: int) -> None:
-        """Copies into shared memory that complete on `barrier`."""
+    def bulk_write(self, issue: Any, rows: Array, barrier: Any, pc: int, targets: Array) -> None:
+        """Copies into shared memory of the CTAs `targets` that complete on their `barrier`."""
         cells = self._bulk_cells(rows)
         clocks = self.clock[issue.ctas, issue.unit.first + issue.warps]
-        self._check_write(clocks[:, SEEN], cells, True, pc)
+        self._check_write(clocks[:, SEEN], cells, True, pc, self.base[targets])
         self._check_fence(clocks, cells, pc, _FENCE_WRITE)
-        self.writer[cells] = self.number(barrier)
-        self.written[cells] = barrier.phase[issue.ctas][:, None] + 1
+        self.writer[cells] = self.number(barrier) + self.base[targets][:, None]
+        self.written[cells] = barrier.phase[targets][:, None] + 1
         self.write_pc[cells] = pc
 
     def bulk_read(self, issue: Any, rows: Array, pc: int, groups: Array) -> None:
@@ -197,7 +202,7 @@ class Detector:
 
     def _check_fence(self, clocks: Array, cells: Array, pc: int, sentence: str) -> None:
         writer = self.writer[cells]
-        ordinary = (writer >= 0) & (writer < 2 * self.warps)
+        ordinary = (writer >= 0) & (writer % self.agents < 2 * self.warps)
         if not ordinary.any():
             return
         at = np.maximum(writer, 0).astype(np.intp)
@@ -216,12 +221,15 @@ class Detector:
             ctas, warps = np.nonzero(mask.any(axis=2))
         return ctas, unit.first + warps
 
-    def release(self, unit: Unit, mask: Mask, clock: Array | None) -> Array:
-        """The clock (CTAs, 2, agents) of a barrier with that of the arriving warps in it."""
+    def release(self, unit: Unit, mask: Mask, clock: Array | None, owners: Array | None = None) -> Array:
+        """The clock (CTAs, 2, agents) of a barrier with that of the arriving warps in it.
+
+        `owners`: for each CTA the one at whose barrier its warps arrive, where that is not its own.
+        """
         ctas, warps = self._each(unit, mask)
         held = np.zeros((self.ctas, *self.clock.shape[2:]), np.int32) if clock is None else clock.copy()
-        np.maximum.at(held, ctas, self.clock[ctas, warps])
-        self.clock[ctas, warps, SEEN, warps] += 1
+        np.maximum.at(held, ctas if owners is None else owners[ctas], self.clock[ctas, warps])
+        self.clock[ctas, warps, SEEN, self.base[ctas] + warps] += 1
         return held
 
     def acquire(self, unit: Unit, mask: Mask, clock: Array | None, barrier: Any = None) -> None:
@@ -230,7 +238,7 @@ class Detector:
         if clock is not None:
             self.clock[ctas, warps] = np.maximum(self.clock[ctas, warps], clock[ctas])
         if barrier is not None:
-            number = self.number(barrier)
+            number = self.number(barrier) + self.base[ctas]
             seen = self.clock[ctas, warps, SEEN, number]
             self.clock[ctas, warps, SEEN, number] = np.maximum(seen, barrier.phase[ctas])
 
@@ -242,12 +250,29 @@ class Detector:
         at = done[:, None, None]
         return np.where(at, np.maximum(before, barrier.clock), before), np.where(at, 0, barrier.clock)
 
+    def complete_cluster(self, barrier: Any, done: Array) -> tuple[Array, Array]:
+        """As complete, where every CTA of a cluster learns what all of it have gathered."""
+        gathered = barrier.clock.reshape(-1, self.batch.cluster, *barrier.clock.shape[1:]).max(axis=1)
+        gathered = np.repeat(gathered, self.batch.cluster, axis=0)
+        before = np.zeros_like(gathered) if barrier.done_clock is None else barrier.done_clock
+        at = done[:, None, None]
+        return np.where(at, np.maximum(before, gathered), before), np.where(at, 0, barrier.clock)
+
     def waited(self, unit: Unit, mask: Mask, landed: Array, *, bulk: bool = False) -> None:
         """Threads know that their commit groups, or bulk groups, before `landed` are done."""
         ctas, warps = self._each(unit, mask)
         most = np.broadcast_to(landed, unit.shape).max(axis=2)[ctas, warps - unit.first]
-        agents = warps + (2 if bulk else 1) * self.warps
+        agents = self.base[ctas] + warps + (2 if bulk else 1) * self.warps
         self.clock[ctas, warps, SEEN, agents] = np.maximum(self.clock[ctas, warps, SEEN, agents], most)
+
+    def copied(self, clock: Array | None, first: int, mask: Array, landed: Array) -> Array:
+        """The clock of an mbarrier at which cp.async arrive: of the warps from `first` on, the groups before `landed`."""
+        held = np.zeros((self.ctas, *self.clock.shape[2:]), np.int32) if clock is None else clock.copy()
+        ctas, warps = np.nonzero(mask.any(axis=2))
+        most = np.where(mask, landed, 0).max(axis=2)[ctas, warps]
+        agents = self.warps + first + warps
+        held[ctas, SEEN, agents] = np.maximum(held[ctas, SEEN, agents], most)  # each warp is named once
+        return held
 
     def fence(self, unit: Unit, mask: Mask, *, barriers_only: bool) -> None:
         ctas, warps = self._each(unit, mask)
@@ -255,7 +280,7 @@ class Detector:
             init["fenced"][ctas] |= init["warp"][ctas] == warps
         if not barriers_only:
             self.clock[ctas, warps, FENCED] = np.maximum(*self.clock[ctas, warps].swapaxes(0, 1))
-            self.clock[ctas, warps, SEEN, warps] += 1
+            self.clock[ctas, warps, SEEN, self.base[ctas] + warps] += 1
 
     # ---- mbarriers ----
 
@@ -273,15 +298,23 @@ class Detector:
             barrier.address,
             {"warp": np.zeros(self.ctas, int), "clock": np.zeros(self.ctas, int), "fenced": np.zeros(self.ctas, bool)},
         )
-        init["warp"][ctas], init["clock"][ctas] = warps, self.clock[ctas, warps, SEEN, warps]
+        init["warp"][ctas], init["clock"][ctas] = warps, self.clock[ctas, warps, SEEN, self.base[ctas] + warps]
         init["fenced"][ctas], init["pc"] = False, pc
 
-    def uses(self, unit: Unit, mask: Mask, barrier: Any, pc: int, *, bulk: bool = False) -> None:
-        """Threads arrive at an mbarrier or wait for it, or (`bulk`) hand it to the copy engine."""
-        init = self.inits[barrier.address]
+    def uses(self, unit: Unit, mask: Mask, barrier: Any, pc: int, *, owners: Array | None = None) -> None:
+        """Threads arrive at an mbarrier or wait for it. `owners`: for each CTA whose it is, where it is not its own."""
         ctas, warps = self._each(unit, mask)
+        self._uses(ctas, warps, barrier, pc, ctas if owners is None else owners[ctas], bulk=False)
+
+    def bulk_uses(self, issue: Any, barrier: Any, pc: int, owners: Array) -> None:
+        """Threads hand an mbarrier to the copy engine, for each copy that of the CTA in `owners`."""
+        self._uses(issue.ctas, issue.unit.first + issue.warps, barrier, pc, owners, bulk=True)
+
+    def _uses(self, ctas: Array, warps: Array, barrier: Any, pc: int, owners: Array, *, bulk: bool) -> None:
+        init = self.inits[barrier.address]
         other = self.code[init["pc"]].where
-        if (self.clock[ctas, warps, SEEN, init["warp"][ctas]] < init["clock"][ctas]).any():
+        of = self.base[owners] + init["warp"][owners]
+        if (self.clock[ctas, warps, SEEN, of] < init["clock"][owners]).any():
             self.report(
                 "race",
                 pc,
@@ -289,7 +322,7 @@ class Detector:
                 f"uses an mbarrier that {other} initialises, with nothing that orders the two, where a barrier was expected"
                 " between them",
             )
-        if bulk and not init["fenced"][ctas].all():
+        if bulk and not init["fenced"][owners].all():
             self.report(
                 "missing fence",
                 pc,

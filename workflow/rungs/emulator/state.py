@@ -20,7 +20,7 @@ from rungs.emulator.parser import Address, Group, Immediate, Instruction, Kernel
 
 if TYPE_CHECKING:
     from rungs.emulator.race import Detector
-    from rungs.emulator.sync import Barrier, Mbarrier
+    from rungs.emulator.sync import Barrier, ClusterBarrier, Mbarrier
     from rungs.plan import TensorMap
 
 Array = np.ndarray
@@ -109,7 +109,10 @@ class Unit:
 
 @dataclass(eq=False)
 class Batch:
-    """CTAs that execute together, with their memory and what synchronises them. `ids` are their (x, y, z) in the grid."""
+    """CTAs that execute together, with their memory and what synchronises them. `ids` are their (x, y, z) in the grid.
+
+    They are whole clusters of `cluster` CTAs, one after the other.
+    """
 
     kernel: Kernel
     ids: Array
@@ -128,6 +131,9 @@ class Batch:
     mbarriers: dict[int, Mbarrier] = field(default_factory=dict)
     in_flight: list[Any] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    cluster: int = 1
+    cluster_barrier: ClusterBarrier | None = None
+    ticks: int = 0
 
     @property
     def ctas(self) -> int:
@@ -137,6 +143,15 @@ class Batch:
     def warps(self) -> int:
         """Warps of a CTA."""
         return self.block[0] * self.block[1] * self.block[2] // LANES
+
+    @property
+    def ranks(self) -> Array:
+        """Of each CTA in its cluster."""
+        return np.arange(self.ctas) % self.cluster
+
+    def peers(self, rank: int) -> Array:
+        """For each CTA the one of that rank in its cluster."""
+        return np.arange(self.ctas) - self.ranks + rank
 
     def alive_warps(self) -> Array:
         """Warps of each CTA that have not ended."""

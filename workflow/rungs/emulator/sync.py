@@ -9,12 +9,48 @@ from typing import Any
 import numpy as np
 
 from rungs.emulator.alu import pure
-from rungs.emulator.loads import addresses_of, nothing, whole_warps
+from rungs.emulator.loads import addresses_of, land_part, nothing, whole_warps
 from rungs.emulator.parser import Address, Immediate, Instruction, Operand
 from rungs.emulator.state import DTYPES, EXIT, LANES, Array, Batch, Decoder, Mask, Step, Unit, items, uniform
 
+REMOTE_BITS = 24
+"""An address of mapa is the rank plus one above these bits of the address in the CTA."""
 TX_LIMIT = (1 << 20) - 1
 """The most bytes that an mbarrier can be expecting (PTX ISA, "tx-count")."""
+
+
+# ---- lanes that come together ----------------------------------------------------------------------------------------
+
+
+class Converging:
+    """What holds lanes of a warp at a barrier until the warp's other lanes have come there too, or have ended."""
+
+    def state(self, cta: int) -> str:
+        return "a barrier that other lanes of its warp have not come to"
+
+
+CONVERGING = Converging()
+
+
+def lacks_lanes(unit: Unit, mask: Mask) -> bool:
+    """Whether lanes of the warps that take part are elsewhere: a warp comes to a barrier as a whole."""
+    if mask is None:
+        return False
+    alive = np.logical_or.reduce([unit.everyone(group.mask) for group in unit.groups if group.pc < EXIT])
+    return bool((mask.any(axis=2, keepdims=True) & alive & ~mask).any())
+
+
+def converge(unit: Unit) -> bool:
+    """Let lanes go on that are held at a barrier which all of their warps' lanes have come to; whether there are any."""
+    held = [group for group in unit.groups if group.waits is CONVERGING]
+    freed = False
+    for pc in {group.pc for group in held}:
+        there = [group for group in held if group.pc == pc]
+        if not lacks_lanes(unit, np.logical_or.reduce([unit.everyone(group.mask) for group in there])):
+            freed = True
+            for group in there:
+                group.waits = None
+    return freed
 
 
 # ---- bar.sync and bar.arrive -----------------------------------------------------------------------------------------
@@ -58,11 +94,92 @@ class Barrier:
         return f"barrier {self.number}, where {self.arrived[cta]} of {self.needed[cta]} threads have arrived"
 
 
+@dataclass(eq=False)
+class ClusterBarrier:
+    """The barrier of each cluster: how often each warp (CTAs, warps) has arrived and waited, and phases done of its cluster."""
+
+    arrivals: Array
+    waits: Array
+    phase: Array
+    clock: Any = None
+    done_clock: Any = None
+
+    def settle(self, batch: Batch) -> bool:
+        """Complete the phase of every cluster all of whose warps have arrived or ended; whether there is one."""
+        arrived = self.arrivals > self.phase[:, None]
+        alive = np.zeros(arrived.shape, bool)
+        for unit in batch.units:
+            for group in unit.groups:
+                if group.pc < EXIT:
+                    alive[:, unit.first : unit.first + unit.warps] |= unit.everyone(group.mask).any(axis=2)
+        complete = (arrived | ~alive).reshape(-1, batch.cluster * batch.warps).all(axis=1)
+        complete &= arrived.reshape(complete.size, -1).any(axis=1)
+        if not complete.any():
+            return False
+        done = np.repeat(complete, batch.cluster)
+        self.phase = self.phase + done
+        if batch.race and self.clock is not None:
+            self.done_clock, self.clock = batch.race.complete_cluster(self, done)
+        for unit in batch.units:
+            for group in unit.groups:
+                if group.waits is self:
+                    group.waits = None
+        return True
+
+    def forget_ended(self, batch: Batch) -> bool:
+        return self.settle(batch)
+
+    def state(self, cta: int) -> str:
+        missing = int((self.arrivals[cta] <= self.phase[cta]).sum())
+        return f"the cluster's barrier, where {missing} warps of this CTA and maybe more of others have not arrived"
+
+
+def _cluster_barrier(decoder: Decoder, ins: Instruction, kind: str) -> Step:
+    """barrier.cluster.arrive and .wait: an arrival is counted, a wait holds the warps until all of the cluster have arrived."""
+
+    def step(unit: Unit, mask: Mask) -> Any:
+        batch = unit.batch
+        if lacks_lanes(unit, mask):
+            return CONVERGING
+        if batch.cluster_barrier is None:
+            zeros = np.zeros((batch.ctas, batch.warps), np.int64)
+            batch.cluster_barrier = ClusterBarrier(zeros, zeros, zeros[:, 0])
+        barrier = batch.cluster_barrier
+        here = np.zeros((batch.ctas, batch.warps), bool)
+        here[:, unit.first : unit.first + unit.warps] = unit.everyone(mask).any(axis=2)
+        if kind == "arrive":
+            if (barrier.arrivals > barrier.waits)[here].any():
+                raise ins.error(
+                    "arrives at the cluster's barrier a second time, where a barrier.cluster.wait was expected before"
+                )
+            barrier.arrivals = barrier.arrivals + here
+            if batch.race:
+                barrier.clock = batch.race.release(unit, mask, barrier.clock)
+            barrier.settle(batch)
+            return None
+        if (barrier.arrivals == barrier.waits)[here].any():
+            raise ins.error("waits at the cluster's barrier, where a barrier.cluster.arrive was expected before")
+        if (barrier.arrivals > barrier.phase[:, None])[here].any():
+            return barrier
+        barrier.waits = np.where(here, barrier.arrivals, barrier.waits)
+        if batch.race:
+            batch.race.acquire(unit, mask, barrier.done_clock)
+        return None
+
+    return step
+
+
 def _bar(decoder: Decoder, ins: Instruction) -> Step:
     kinds = [m for m in ins.modifiers if m not in ("cta", "aligned")]
+    if kinds[0] == "cluster" and kinds[1] in ("arrive", "wait"):
+        if set(kinds[2:]) - {"release", "acquire"}:  # relaxed orders nothing, which the race detector does not know
+            raise ins.error("is a barrier that the emulator lacks")
+        return _cluster_barrier(decoder, ins, kinds[1])
     if kinds == ["warp", "sync"]:
         _members(decoder, ins.operands[0], ins)
-        return nothing(decoder, ins)
+        if not isinstance(ins.operands[0], Immediate):
+            return nothing(decoder, ins)
+        return lambda unit, mask: CONVERGING if lacks_lanes(unit, mask) else None
     if kinds not in (["sync"], ["arrive"]):
         raise ins.error("is a barrier that the emulator lacks")
     waits = kinds == ["sync"]
@@ -71,6 +188,8 @@ def _bar(decoder: Decoder, ins: Instruction) -> Step:
 
     def step(unit: Unit, mask: Mask) -> Any:
         batch = unit.batch
+        if lacks_lanes(unit, mask):
+            return CONVERGING
         which = uniform(unit, number, mask, ins)
         if not 0 <= which < 16:
             raise ins.error(f"names barrier {which}, where 0 to 15 was expected")
@@ -80,10 +199,10 @@ def _bar(decoder: Decoder, ins: Instruction) -> Step:
             barrier = batch.barriers[which] = Barrier(which, zeros, zeros.copy())
         alive = batch.alive_warps() * LANES
         needed = alive if count is None else np.full(batch.ctas, uniform(unit, count, mask, ins))
-        if (needed % LANES).any() or not needed.all():
-            raise ins.error(f"names {int(needed.min())} threads, where a positive multiple of 32 was expected")
         came = unit.active_warps(mask) * LANES + np.zeros(batch.ctas, np.int64)
         here = came > 0
+        if (needed[here] % LANES).any() or not needed[here].all():
+            raise ins.error(f"names {int(needed[here].min())} threads, where a positive multiple of 32 was expected")
         if ((barrier.arrived > 0) & here & (barrier.needed != needed)).any():
             raise ins.error(
                 f"names {int(needed[here][0])} threads at barrier {which}, where {int(barrier.needed[here][0])} was expected,"
@@ -164,6 +283,42 @@ def each_mbarrier(unit: Unit, slot: int, offset: int, mask: Mask, ins: Instructi
         yield barrier, part
 
 
+def each_mbarrier_of_cluster(
+    unit: Unit, slot: int, offset: int, mask: Mask, ins: Instruction, remote: bool
+) -> Iterator[tuple[Mbarrier, Mask, Array | None]]:
+    """As each_mbarrier, for addresses of mapa where `remote`: with the CTA whose mbarrier it is, for each CTA that names it."""
+    if not remote:
+        for barrier, part in each_mbarrier(unit, slot, offset, mask, ins):
+            yield barrier, part, None
+        return
+    batch = unit.batch
+    for value, part in _by_value(unit, addresses_of(unit, unit.registers[slot], offset, mask), mask):
+        rank, address = (value >> REMOTE_BITS) - 1, value & ((1 << REMOTE_BITS) - 1)
+        if rank >= batch.cluster:
+            raise ins.error(f"names CTA {rank} of a cluster, where 0 to {batch.cluster - 1} was expected")
+        owners = np.arange(batch.ctas) if rank < 0 else batch.peers(rank)
+        there = batch.mbarriers.get(address)
+        users = np.ones(batch.ctas, bool) if part is None else part.any(axis=(1, 2))
+        if there is None or not there.valid[owners[users]].all():
+            raise ins.error(
+                f"uses byte {address - 1024} of shared memory of another CTA, where an initialised mbarrier was expected"
+            )
+        yield there, part, owners
+
+
+def _map_address(decoder: Decoder, ins: Instruction) -> Step:
+    """mapa.shared::cluster.u32 d, a, rank."""
+    if ins.modifiers != ("shared::cluster", "u32"):
+        raise ins.error("is a form of mapa that the emulator lacks")
+    target, *sources = ins.operands
+    slots = [decoder.source(operand, "u32", ins) for operand in sources]
+
+    def there(address: Array, rank: Array) -> Array:
+        return (address & np.uint32((1 << REMOTE_BITS) - 1)) | (rank + np.uint32(1)) << np.uint32(REMOTE_BITS)
+
+    return pure(decoder, ins, slots, [decoder.target(target, ins)], there)
+
+
 def _by_value(unit: Unit, values: Array, mask: Mask) -> Iterator[tuple[int, Mask]]:
     first = int(values.flat[0])
     if (values == first).all():
@@ -214,7 +369,8 @@ def _mbarrier(decoder: Decoder, ins: Instruction) -> Step:
         "try_wait": _wait,
         "test_wait": _wait,
     }
-    if kind not in form or "shared::cluster" in ins.modifiers or "noComplete" in ins.modifiers:
+    remote = "shared::cluster" in ins.modifiers
+    if kind not in form or (remote and kind != "arrive") or "noComplete" in ins.modifiers:
         raise ins.error("is a form of mbarrier that the emulator lacks")
     return form[kind](decoder, ins)
 
@@ -269,23 +425,29 @@ def _arrive(decoder: Decoder, ins: Instruction) -> Step:
     slot, offset = decoder.address(operands[0], ins)
     value = decoder.source(operands[1], "u32", ins) if len(operands) > 1 else decoder.constant(1, DTYPES["u32"])
     expects, pc = "expect_tx" in ins.modifiers, len(decoder.steps)
+    remote = "shared::cluster" in ins.modifiers
+    if remote and state is not None:
+        raise ins.error("returns the state of an mbarrier of another CTA, where _ was expected")
     sign = -1 if ins.modifiers[0] == "complete_tx" else 1
 
     def step(unit: Unit, mask: Mask) -> None:
         batch = unit.batch
-        for barrier, part in each_mbarrier(unit, slot, offset, mask, ins):
+        for barrier, part, owners in each_mbarrier_of_cluster(unit, slot, offset, mask, ins, remote):
             if batch.race:
-                batch.race.uses(unit, part, barrier, pc)
+                batch.race.uses(unit, part, barrier, pc, owners=owners)
             if state is not None:
                 unit.write(state, barrier.phase.astype(np.uint64)[:, None, None], part)
             spread = np.broadcast_to(unit.registers[value], unit.shape)
             amount = np.where(unit.everyone(part), spread, 0).astype(np.int64).sum(axis=(1, 2))
+            threads = _threads(unit, part)
+            if owners is not None:
+                amount, threads = (np.bincount(owners, each, batch.ctas).astype(np.int64) for each in (amount, threads))
             if expects or not arrives:
                 expect(barrier, sign * amount, ins)
             if arrives:
                 if batch.race:
-                    barrier.clock = batch.race.release(unit, part, barrier.clock)
-                arrive(barrier, batch, _threads(unit, part) if expects else amount, ins)
+                    barrier.clock = batch.race.release(unit, part, barrier.clock, owners)
+                arrive(barrier, batch, threads if expects else amount, ins)
             else:
                 barrier.settle(batch)
 
@@ -330,6 +492,80 @@ def _wait(decoder: Decoder, ins: Instruction) -> Step:
     return step
 
 
+@dataclass(eq=False)
+class CopyArrival:
+    """Threads that arrive at an mbarrier once their cp.async so far have landed.
+
+    `mask` is that of the warps from `first` on; each thread's commit groups before `landed` are those of its copies.
+    """
+
+    ins: Instruction
+    barrier: Mbarrier
+    first: int
+    mask: Array
+    landed: Array
+
+    def _parts(self, batch: Batch) -> Iterator[tuple[Unit, Array, Array]]:
+        """The units that the threads are in by now, with which of theirs they are and the groups of each."""
+        for unit in batch.units:
+            low, high = max(self.first, unit.first), min(self.first + self.mask.shape[1], unit.first + unit.warps)
+            if low < high:
+                mask, landed = np.zeros(unit.shape, bool), np.zeros(unit.shape, np.int64)
+                mask[:, low - unit.first : high - unit.first] = self.mask[:, low - self.first : high - self.first]
+                landed[:, low - unit.first : high - unit.first] = self.landed[:, low - self.first : high - self.first]
+                yield unit, mask, landed
+
+    def waits(self, batch: Batch) -> bool:
+        """Whether copies of the threads are still under way."""
+        return any(
+            (unit.everyone(copy.mask) & mask & (copy.group < landed)).any()
+            for unit, mask, landed in self._parts(batch)
+            for copy in unit.pending
+        )
+
+    def land(self, batch: Batch) -> None:
+        """Let the copies land and the threads arrive, and then all those whose copies have thereby landed."""
+        for unit, mask, landed in self._parts(batch):
+            unit.pending = [copy for copy in unit.pending if not land_part(unit, copy, mask, landed)]
+        if batch.race:
+            self.barrier.clock = batch.race.copied(self.barrier.clock, self.first, self.mask, self.landed)
+        arrive(self.barrier, batch, self.mask.sum(axis=(1, 2)), self.ins)
+        for other in [each for each in batch.in_flight if isinstance(each, CopyArrival)]:
+            if other in batch.in_flight and not other.waits(batch):
+                batch.in_flight.remove(other)
+                other.land(batch)
+
+
+def copies_arrive(decoder: Decoder, ins: Instruction) -> Step:
+    """cp.async.mbarrier.arrive{.noinc}: without .noinc the phase lacks one arrival more, until this one comes.
+
+    A thread's copies up to here are kept as a commit group, so a kernel that counts groups as well is one that the emulator
+    lacks.
+    """
+    groups = ("commit_group", "wait_group", "wait_all")
+    if any(each.opcode == "cp" and each.modifiers[1] in groups for each in decoder.kernel.code):
+        raise ins.error("stands beside cp.async groups in one kernel, which the emulator lacks")
+    slot, offset = decoder.address(ins.operands[0], ins)
+    increments, pc = "noinc" not in ins.modifiers, len(decoder.steps)
+
+    def step(unit: Unit, mask: Mask) -> None:
+        batch = unit.batch
+        unit.committed = unit.committed + 1 if mask is None else np.where(mask, unit.committed + 1, unit.committed)
+        for barrier, part in each_mbarrier(unit, slot, offset, mask, ins):
+            if batch.race:
+                batch.race.uses(unit, part, barrier, pc)
+            if increments:
+                barrier.pending = barrier.pending + _threads(unit, part)
+            landed = np.broadcast_to(unit.committed, unit.shape)
+            arrival = CopyArrival(ins, barrier, unit.first, unit.everyone(part), landed)
+            if arrival.waits(batch):
+                batch.in_flight.append(arrival)
+            else:
+                arrival.land(batch)
+
+    return step
+
+
 # ---- fences ----------------------------------------------------------------------------------------------------------
 
 
@@ -337,15 +573,34 @@ def _fence(decoder: Decoder, ins: Instruction) -> Step:
     """Lockstep orders memory already; what a fence does is told to the race detector."""
     proxy = ins.modifiers[:2] == ("proxy", "async")
     initialises = ins.modifiers[0] == "mbarrier_init"
+    tensormap = ins.modifiers[0] == "proxy" and ins.modifiers[1].split("::")[0] == "tensormap"
     known = ("proxy", "mbarrier_init", "acq_rel", "sc", "cta", "gl", "sys", "acquire", "release")
-    if ins.modifiers[0] not in known or (ins.modifiers[0] == "proxy" and not proxy and ins.modifiers[1] != "tensormap"):
+    if ins.modifiers[0] not in known or (ins.modifiers[0] == "proxy" and not proxy and not tensormap):
         raise ins.error("is a fence that the emulator lacks")
+    if tensormap and ins.operands:
+        return tensor_map_only(decoder, ins)
 
     def step(unit: Unit, mask: Mask) -> None:
         if unit.batch.race and (proxy or initialises):
             unit.batch.race.fence(unit, mask, barriers_only=initialises)
 
     return step
+
+
+def tensor_map_only(decoder: Decoder, ins: Instruction) -> Step:
+    """What an instruction does to a tensor map is a matter of caches; it is only seen to that one lies there."""
+    slot, offset = decoder.address(ins.operands[0], ins)
+
+    def step(unit: Unit, mask: Mask) -> None:
+        address = uniform(unit, slot, mask, ins) + offset
+        if address not in unit.batch.maps:
+            raise ins.error(f"names address {address:#x}, where a tensor map was expected")
+
+    return step
+
+
+def _prefetch(decoder: Decoder, ins: Instruction) -> Step:
+    return (tensor_map_only if "tensormap" in ins.modifiers else nothing)(decoder, ins)
 
 
 # ---- warp ------------------------------------------------------------------------------------------------------------
@@ -435,6 +690,25 @@ def _vote(decoder: Decoder, ins: Instruction) -> Step:
     return step
 
 
+def _match(decoder: Decoder, ins: Instruction) -> Step:
+    """match.any.sync: the active lanes that have this lane's value, as a mask."""
+    if ins.modifiers[:2] != ("any", "sync"):
+        raise ins.error("is a match that the emulator lacks")
+    target, slot = decoder.target(ins.operands[0], ins), decoder.source(ins.operands[1], ins.modifiers[-1], ins)
+    _members(decoder, ins.operands[2], ins)
+    weights = (1 << np.arange(LANES, dtype=np.uint64)).astype(np.uint64)
+
+    def step(unit: Unit, mask: Mask) -> None:
+        value = np.broadcast_to(unit.registers[slot], (*unit.registers[slot].shape[:2], LANES))
+        same = value[..., :, None] == value[..., None, :]
+        if mask is not None:
+            same = same & mask[..., None, :]
+        if target is not None:
+            unit.write(target, (same * weights).sum(axis=3).astype(np.uint32), mask)
+
+    return step
+
+
 def _reduce(decoder: Decoder, ins: Instruction) -> Step:
     """redux.sync over the lanes of a warp."""
     operation, type = ins.modifiers[-2:]
@@ -518,9 +792,12 @@ COMPILE: dict[str, Callable[[Decoder, Instruction], Step]] = {
     "mbarrier": _mbarrier,
     "fence": _fence,
     "membar": _fence,
+    "mapa": _map_address,
+    "prefetch": _prefetch,
     "elect": _elect,
     "shfl": _shuffle,
     "vote": _vote,
+    "match": _match,
     "redux": _reduce,
     "activemask": _active_mask,
     "bra": _branch,

@@ -22,7 +22,7 @@ _TEXT = """
 """
 _WORDS = frozenset(_TEXT.split())
 _FAMILIES = re.compile(
-    r"m\d+n\d+k\d+|(?:L1|L2|level)::\w+(?:::\w+)?|(?:shared|mbarrier|multicast|cluster|async|tile|im2col|proxy|sync_restrict)::[\w:]+"
+    r"m\d+n\d+k\d+|(?:L1|L2|level)::\w+(?:::\w+)?|(?:shared|mbarrier|multicast|cluster|async|tile|im2col|proxy|tensormap|sync_restrict)::[\w:]+"
     r"|sp::[\w:]+|kind::\w+|scale_vec::\w+|cta_group::\d|block_scale"
 )
 
