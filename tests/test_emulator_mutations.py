@@ -8,26 +8,19 @@ make it go wrong by itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from binaries import built
-from rungs.emulator import launch, problem
+from rungs.emulator import launch, mutations, problem
+from rungs.emulator.mutations import ALL, KINDS, MUTATIONS
 from rungs.emulator.parser import EmulationError
 from rungs.errors import Refused
 from rungs.variants import load_experiment
 
 ARCH = "sm_90a"
-SHAPES = {"gemm": (128, 128, 160), "gemm_tuned": (128, 256, 576)}  # five and nine tiles along K: every ring comes round
-
-SYNC = ["abl_L0_R1_bl1_s1_sw1", "abl_L0_R1_bl1_s2_sw1", "abl_L0_R1_bl0_s2_sw1"]
-CP_ASYNC = ["abl_L1_R1_bl1_s1_sw1", "abl_L1_R1_bl1_s2_sw1", "abl_L1_R0_bl0_s3_sw1", "abl_L1_R2_bl1_s4_sw0"]
-TMA = ["abl_L2_R1_bl1_s1_sw1", "abl_L2_R1_bl1_s2_sw1", "abl_L2_R1_bl0_s3_sw1", "abl_L2_R2_bl1_s4_sw1"]
-TUNED = ["tun_bk64_wt64_s4_pw1_db1_ps1_ep1_sk1", "tun_bk64_wt32_s3_pw1_db0_ps0_ep0_sk0"]
-ALL = SYNC + CP_ASYNC + TMA + TUNED
 
 
 def source(name: str) -> str:
@@ -35,99 +28,21 @@ def source(name: str) -> str:
 
 
 def outcome(name: str, text: str, folder: Path, **how: object) -> problem.Outcome:
-    experiment = load_experiment("gemm_tuned" if name.startswith("tun") else "gemm")
+    experiment = load_experiment(mutations.experiment_of(name))
     path = folder / "mutant.ptx"
     path.write_text(text, encoding="utf-8")
-    shape = SHAPES[experiment.name]
-    return problem.emulate_gemm(experiment, experiment.variant(name), ARCH, path, shape, sms=1, **how)  # type: ignore[arg-type]
+    shape = mutations.SHAPES[experiment.name]
+    return problem.emulate_gemm(experiment, experiment.variant(name), ARCH, path, shape, sms=mutations.SMS, **how)  # type: ignore[arg-type]
 
 
 def watched(name: str, text: str, folder: Path) -> problem.Outcome:
     return outcome(name, text, folder, race=True)
 
 
-# ---- mutations: each gives the mutants of a kernel, one for each place that it applies to ----
-
-
-def at_each(pattern: str, replacement: str | Callable[[re.Match[str]], str]) -> Callable[[str], list[str]]:
-    """One mutant for each match."""
-
-    def mutate(text: str) -> list[str]:
-        return [
-            text[: match.start()]
-            + (match.expand(replacement) if isinstance(replacement, str) else replacement(match))
-            + text[match.end() :]
-            for match in re.finditer(pattern, text, re.M)
-        ]
-
-    return mutate
-
-
-def everywhere(pattern: str, replacement: str) -> Callable[[str], list[str]]:
-    """One mutant, changed at all matches."""
-    return lambda text: [re.sub(pattern, replacement, text, flags=re.M)] if re.search(pattern, text, re.M) else []
-
-
-TRY_WAIT = r"^mbarrier\.try_wait\.parity\.shared::cta\.b64 p, \[(%r\d+)\], (%r\d+);"
-LOOP = (
-    TRY_WAIT
-    + r"(\s*selp\.u32 [^;]*;\s*\}(?:\s*//[^\n]*|\s*\.loc[^\n]*)*\s*setp\.eq\.s32 \s*(%p\d+), [^;]*;(?:\s*\.loc[^\n]*)*)\s*@\4 bra [^;]*;"
-)
-MUTATIONS = {
-    "a cp.async wait dropped": (CP_ASYNC, everywhere(r"^\s*cp\.async\.wait_group \d+;", "")),
-    "a cp.async wait weakened": (
-        CP_ASYNC,
-        at_each(r"cp\.async\.wait_group (\d+);", lambda m: f"cp.async.wait_group {int(m[1]) + 1};"),
-    ),
-    "a barrier dropped": (SYNC + CP_ASYNC + TMA + TUNED, at_each(r"^\s*bar\.sync\s+0;", "")),
-    "the barrier after mbarrier.init dropped": (
-        TMA + TUNED,
-        lambda text: at_each(r"^\s*bar\.sync\s+0;", "")(text)[:1],
-    ),
-    "the swizzle of a store left out": (
-        ["abl_L0_R1_bl1_s2_sw1", "abl_L1_R1_bl1_s2_sw1"],
-        at_each(r"xor\.b32\s+(%r\d+), (%r\d+), (%r\d+);", r"mov.b32 \1, \2;"),
-    ),
-    "the parity of a wait inverted": (
-        TMA + TUNED,
-        at_each(TRY_WAIT, r".reg .b32 q;\nxor.b32 q, \2, 1;\nmbarrier.try_wait.parity.shared::cta.b64 p, [\1], q;"),
-    ),
-    "expect_tx too large": (
-        TMA + TUNED,
-        everywhere(r"(mbarrier\.arrive\.expect_tx[^,]*, \[%r\d+\]), %r\d+;", r"\1, 99328;"),
-    ),
-    "expect_tx too small": (
-        TMA + TUNED,
-        everywhere(r"(mbarrier\.arrive\.expect_tx[^,]*, \[%r\d+\]), %r\d+;", r"\1, 8192;"),
-    ),
-    "an mbarrier of one arrival too many": (
-        TMA + TUNED,
-        at_each(r"(mbarrier\.init[^,]*), (%r\d+);", r"{ .reg .b32 q;\nadd.s32 q, \2, 1;\n\1, q;\n}"),
-    ),
-    "an mbarrier of one arrival too few": (
-        TUNED,
-        at_each(r"(mbarrier\.init[^,]*), (%r\d+);", r"{ .reg .b32 q;\nsub.s32 q, \2, 1;\n\1, q;\n}"),
-    ),
-    "a try_wait dropped": (TMA + TUNED, at_each(TRY_WAIT, "setp.eq.u32 p, 0, 0;")),
-    "the answer of a try_wait ignored": (TMA + TUNED, at_each(LOOP, lambda m: m[0][: m[0].rindex("@")])),
-    "an arrival on `empty` dropped": (TUNED, at_each(r"^\s*mbarrier\.arrive\.shared::cta\.b64[^;]*;", "")),
-    "the fence after mbarrier.init dropped": (TMA + TUNED, everywhere(r"^\s*fence\.mbarrier_init[^;]*;", "")),
-    "shared memory moved by 128 B": (
-        ["abl_L2_R1_bl1_s2_sw1", "abl_L2_R1_bl0_s3_sw1", *TUNED],
-        everywhere(r"(mov\.u32 \s*%r\d+, bytes);", r"\1+128;"),
-    ),
-    "shared memory moved by 8 B": (CP_ASYNC + TMA, everywhere(r"(mov\.u32 \s*%r\d+, bytes);", r"\1+8;")),
-    "the commit after the wait": (
-        CP_ASYNC[:1],
-        everywhere(
-            r"cp\.async\.commit_group;(.*\n(?:.*\n){1,8}?\s*)cp\.async\.wait_group 0;",
-            r"cp.async.wait_group 0;\1cp.async.commit_group;",
-        ),
-    ),
-    "a head start that nobody gives": (TUNED[:1], everywhere(r"^\s*bar\.arrive[^;]*;", "")),
-}
 CASES = [
-    pytest.param(name, change, id=f"{change}-{name}") for change, (names, _) in MUTATIONS.items() for name in names
+    pytest.param(name, change, id=f"{change}-{name}")
+    for change, mutation in MUTATIONS.items()
+    for name in mutation.variants
 ]
 
 
@@ -136,6 +51,12 @@ CASES = [
 def test_a_correct_kernel_is_not_reported(name, schedule, tmp_path):
     found = outcome(name, source(name), tmp_path, race=True, schedule=schedule)
     assert found.good, (found.failure, found.error, found.findings)
+
+
+def test_every_mutation_says_what_it_breaks_and_what_the_emulator_reports():
+    for name, mutation in MUTATIONS.items():
+        assert mutation.name == name and mutation.kind in KINDS and mutation.what and mutation.reports
+        assert set(mutation.variants) <= set(ALL)
 
 
 NEEDS_DETECTOR = {"the fence after mbarrier.init dropped"}  # on this machine memory is always seen in order
@@ -148,7 +69,7 @@ WITHOUT_DETECTOR = [
 
 @pytest.mark.parametrize(("name", "change"), CASES)
 def test_a_mutation_is_reported(name, change, tmp_path):
-    mutants = MUTATIONS[change][1](source(name))
+    mutants = MUTATIONS[change].mutate(source(name))
     assert mutants, f"{change} applies nowhere to {name}"
     for number, text in enumerate(mutants):
         found = watched(name, text, tmp_path)
@@ -157,22 +78,22 @@ def test_a_mutation_is_reported(name, change, tmp_path):
 
 @pytest.mark.parametrize("change", [change for change in MUTATIONS if change not in NEEDS_DETECTOR])
 def test_a_mutation_goes_wrong_by_itself_under_some_schedule(change, tmp_path):
-    names, mutate = MUTATIONS[change]
-    for number, text in enumerate(mutate(source(names[-1]))):
-        found = [outcome(names[-1], text, tmp_path, **how) for how in WITHOUT_DETECTOR]
-        assert not all(each.good for each in found), f"{change}, place {number} of {names[-1]}, changes nothing"
+    name = MUTATIONS[change].variants[-1]
+    for number, text in enumerate(MUTATIONS[change].mutate(source(name))):
+        found = [outcome(name, text, tmp_path, **how) for how in WITHOUT_DETECTOR]
+        assert not all(each.good for each in found), f"{change}, place {number} of {name}, changes nothing"
 
 
 def test_lockstep_alone_does_not_see_a_missing_barrier(tmp_path):
     """Why there are schedules and a detector: whole CTAs in step give the right result all the same."""
     name = "abl_L0_R1_bl1_s1_sw1"
-    for text in MUTATIONS["a barrier dropped"][1](source(name)):
+    for text in MUTATIONS["a barrier dropped"].mutate(source(name)):
         assert outcome(name, text, tmp_path, schedule="cta").good
 
 
 def test_a_race_names_both_instructions_and_their_source_lines(tmp_path):
     name = "abl_L0_R1_bl1_s1_sw1"
-    text = MUTATIONS["a barrier dropped"][1](source(name))[0]
+    text = MUTATIONS["a barrier dropped"].mutate(source(name))[0]
     finding = watched(name, text, tmp_path).findings[0]
     assert finding.kind == "race"
     lines = text.splitlines()
@@ -208,6 +129,6 @@ def test_a_kernel_that_never_ends_is_stopped_with_its_place(tmp_path):
 
 def test_the_races_found_before_a_kernel_is_stopped_are_kept(tmp_path):
     name = "abl_L2_R1_bl1_s2_sw1"
-    found = watched(name, MUTATIONS["a try_wait dropped"][1](source(name))[0], tmp_path)
+    found = watched(name, MUTATIONS["a try_wait dropped"].mutate(source(name))[0], tmp_path)
     assert "arrives 1 times at the mbarrier" in found.failure
     assert {finding.kind for finding in found.findings} == {"race"}
