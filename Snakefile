@@ -53,6 +53,11 @@ rule profiles:
         profiles(),
 
 
+rule sanitized:
+    input:
+        sanitized_here,
+
+
 rule heatmap:
     input:
         sweeps(),
@@ -80,6 +85,7 @@ rule report:
 include: "workflow/rules/build.smk"
 include: "workflow/rules/measure.smk"
 include: "workflow/rules/profile.smk"
+include: "workflow/rules/sanitize.smk"
 include: "workflow/rules/emulate.smk"
 include: "workflow/rules/aggregate.smk"
 include: "workflow/rules/report.smk"

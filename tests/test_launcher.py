@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -13,12 +15,13 @@ import torch
 from rungs import launcher
 from rungs import plan as plans
 from rungs.errors import RungsError
+from rungs.files import ROOT
 from rungs.variants import load_device, load_experiment
 
 EXPERIMENT = load_experiment("gemm")
 DEVICE = load_device("sm_90a")
 PROBLEM = (256, 384, 512)
-OPERAND_BYTES = [256 * 512 * 2, 384 * 512 * 2]
+OPERAND_BYTES = [256 * 512 * 2, 384 * 512 * 2, 256 * 384 * 2]
 
 
 class Driver:
@@ -28,6 +31,8 @@ class Driver:
     CUfunction_attribute = launcher.driver.CUfunction_attribute
     CUdevice_attribute = launcher.driver.CUdevice_attribute
     CUlaunchConfig = SimpleNamespace
+    CUlaunchAttribute = launcher.driver.CUlaunchAttribute
+    CUlaunchAttributeID = launcher.driver.CUlaunchAttributeID
 
     def __init__(self, refuses: str = "", ctas: int = 2) -> None:
         self.calls, self.copied, self.launched, self.attributes = [], [], [], {}
@@ -68,12 +73,14 @@ class Driver:
             return lambda *_: (0, 132) if name == "cuDeviceGetAttribute" else (0, name)
 
 
-def launch(monkeypatch, variant: str, problem: tuple[int, int, int] = PROBLEM, **options: object) -> Driver:
+def launch(
+    monkeypatch, variant: str, problem: tuple[int, int, int] = PROBLEM, how: dict | None = None, **options: object
+) -> Driver:
     fake = Driver(**options)
     monkeypatch.setattr(launcher, "driver", fake)
     monkeypatch.setattr(launcher, "encode", lambda tensor_map, name: SimpleNamespace(getPtr=lambda: tensor_map.address))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    launcher.run("GPU-1", EXPERIMENT, EXPERIMENT.variant(variant), DEVICE, "gemm.cubin", problem)
+    launcher.run("GPU-1", EXPERIMENT, EXPERIMENT.variant(variant), DEVICE, "gemm.cubin", problem, **(how or {}))
     return fake
 
 
@@ -88,6 +95,102 @@ def test_it_launches_the_plan_three_times_on_operands_of_the_problem_and_waits(m
     (first, *_) = fake.launched
     assert (first["gridDimX"], first["blockDimX"], first["sharedMemBytes"]) == (6, 256, plan.smem_bytes)
     assert fake.attributes["CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"] == plan.smem_bytes
+
+
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_a_checked_launch_is_held_against_numpy(monkeypatch, capsys, wrong):
+    """The driver answers with the product of what was copied to it, or with that but for some elements."""
+    m, n, k = PROBLEM
+    operands = []
+
+    def copy_in(self, target, source, size):
+        operands.append(np.ctypeslib.as_array((ctypes.c_uint16 * (size // 2)).from_address(source)).copy())
+        return (0,)
+
+    def copy_out(self, target, source, size):
+        a, b = (launcher.from_bf16(bits).reshape(-1, k) for bits in operands[:2])
+        product = launcher.to_bf16(a @ b.T).ravel()
+        product[:wrong] ^= 0x8001
+        ctypes.memmove(target, product.ctypes.data, size)
+        return (0,)
+
+    monkeypatch.setattr(Driver, "cuMemcpyHtoD", copy_in)
+    monkeypatch.setattr(Driver, "cuMemcpyDtoH", copy_out, raising=False)
+    how = {"compare": True, "launches": 2, "instrumented": True, "sms": 1}
+    if wrong:
+        with pytest.raises(RungsError, match=rf"wrong on integers .*: 3 of {m * n} elements differ from numpy's\."):
+            launch(monkeypatch, "B3", how=how, ctas=1)
+        return
+    fake = launch(monkeypatch, "B3", how=how, ctas=1)
+    assert len(fake.launched) == 2 and len(operands) == 3 + 2 * 3, (
+        "all is copied anew before each launch, the poison too"
+    )
+    assert "cuOccupancyMaxActiveBlocksPerMultiprocessor" not in fake.calls
+    assert capsys.readouterr().out == f"rungs: launched {EXPERIMENT.variant('B3').name}\n"
+
+
+MAP = plans.TensorMap(1 << 20, (1024, 64), (4096,), (32, 32), "none", "256B", 4)
+
+
+def prepared(monkeypatch, **plan: object) -> tuple[Driver, object]:
+    fake = Driver()
+    monkeypatch.setattr(launcher, "driver", fake)
+    monkeypatch.setattr(launcher, "encode", lambda tensor_map, name: SimpleNamespace(getPtr=lambda: tensor_map.address))
+    whole = {"grid": (8, 1, 1), "block": (32, 1, 1), "cluster": (1, 1, 1), "smem_bytes": 0, "params": ()} | plan
+    return fake, launcher.prepare("kernel", plans.Plan("k", **whole), "k")
+
+
+def test_a_cluster_is_an_attribute_of_the_launch(monkeypatch):
+    for cluster in ((1, 1, 1), (4, 1, 1)):
+        fake, start = prepared(monkeypatch, cluster=cluster)
+        start(0)
+        (config,) = fake.launched
+        if cluster == (1, 1, 1):
+            assert config["numAttrs"] == 0
+            continue
+        (attribute,) = config["attrs"]
+        assert config["numAttrs"] == 1
+        assert attribute.id == launcher.driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        found = attribute.value.clusterDim
+        assert (found.x, found.y, found.z) == cluster
+
+
+def test_a_tensor_map_in_global_memory_lives_as_long_as_its_launch(monkeypatch):
+    fake, start = prepared(monkeypatch, params=(plans.InGlobal(MAP), (7, 4)))
+    assert fake.copied == [128] and fake.calls.count("cuMemAlloc") == 1
+    start(0)
+    assert "cuMemFree" not in fake.calls
+    del start
+    assert fake.calls.count("cuMemFree") == 1
+
+
+def test_what_a_host_pays_for_a_tensor_map(monkeypatch):
+    fake, _ = prepared(monkeypatch)
+    costs = launcher.descriptor_costs(MAP, "k", calls=5)
+    assert set(costs) == {"encode", "encode_and_send"} and all(cost > 0 for cost in costs.values())
+    assert fake.calls.count("cuMemcpyHtoDAsync") == 10
+    assert fake.calls.count("cuMemAlloc") == fake.calls.count("cuMemFree") == 1
+
+
+@pytest.mark.parametrize(
+    ("promotion", "bytes", "wanted"), [("NONE", 2, ("BFLOAT16", "NONE")), ("256B", 4, ("FLOAT32", "L2_256B"))]
+)
+def test_a_tensor_map_is_encoded_with_its_type_and_promotion(monkeypatch, promotion, bytes, wanted):
+    given = []
+    real = launcher.driver
+    fake = SimpleNamespace(**{name: getattr(real, name) for name in dir(real) if name[:2] in ("CU", "cu")})
+    fake.cuTensorMapEncodeTiled = lambda *arguments: given.append(arguments) or (real.CUresult.CUDA_SUCCESS, "map")
+    monkeypatch.setattr(launcher, "driver", fake)
+    made = plans.TensorMap(1 << 20, (1024, 64), (4096,), (32, 32), "128B", promotion, bytes)
+    assert launcher.encode(made, "k") == "map"
+    ((type, rank, address, *_, swizzle, l2, _),) = given
+    assert (rank, address, type.name, l2.name) == (
+        2,
+        1 << 20,
+        f"CU_TENSOR_MAP_DATA_TYPE_{wanted[0]}",
+        f"CU_TENSOR_MAP_L2_PROMOTION_{wanted[1]}",
+    )
+    assert swizzle.name == "CU_TENSOR_MAP_SWIZZLE_128B"
 
 
 def test_it_sees_only_the_gpu_of_that_uuid(monkeypatch):
@@ -130,5 +233,17 @@ def test_the_operands_are_normal_and_the_same_each_time():
 def test_launching_imports_nothing_heavy():
     """torch takes 5 s to import under ncu, and each import is paid for every variant and shape."""
     code = "import sys, rungs.cli, rungs.launcher, rungs.binary; print([m for m in ('torch', 'scipy', 'pandas') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    env = os.environ | {"PYTHONPATH": str(ROOT / "workflow")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("element_bytes", "name"), [(2, "BFLOAT16"), (4, "FLOAT32")])
+def test_a_tensor_map_says_what_its_elements_are(element_bytes, name, monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        launcher.driver, "cuTensorMapEncodeTiled", lambda *arguments: given.append(arguments) or (0, "map")
+    )
+    tensor_map = plans.TensorMap(1 << 20, (32, 64), (32 * element_bytes,), (32, 8), "none", element_bytes=element_bytes)
+    assert launcher.encode(tensor_map, "x") == "map"
+    assert given[0][0] == getattr(launcher.driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{name}")

@@ -47,7 +47,7 @@ CASES = {
         ["experiments=conv"],
         None,
         None,
-        "config, key experiments: there is no experiment 'conv'; choose of gemm",
+        "config, key experiments: there is no experiment 'conv'; choose of copy_intensity, gemm",
     ),
     "unknown ladder": (
         ["ladders=Z"],

@@ -174,11 +174,11 @@ def row(**keys) -> dict:
     ],
 )
 def test_a_step_cell(source, keys, expected):
-    assert tables._step_cell(source, row(**keys)) == expected
+    assert tables.step_cell(source, row(**keys)) == expected
 
 
 def test_a_missing_row_is_not_run(source):
-    assert tables._step_cell(source, None) == "not run"
+    assert tables.step_cell(source, None) == "not run"
 
 
 def test_steps_are_rows_and_name_what_changes(source):

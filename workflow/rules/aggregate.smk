@@ -10,6 +10,8 @@ rule aggregate:
         ),
     log:
         "logs/{results_set}/aggregate/{experiment}.log",
+    wildcard_constraints:
+        experiment=SHAPED,
     conda:
         "../../envs/environment.yaml"
     params:
@@ -21,6 +23,16 @@ rule aggregate:
     shell:
         "{params.python:q} -m rungs aggregate --results results/{wildcards.results_set:q}"
         " --experiment {wildcards.experiment:q} --arch {params.arch:q} --variants {params.variants:q} &> {log:q}"
+
+
+use rule aggregate as aggregate_points with:
+    output:
+        expand(
+            "results/{{results_set}}/data/{{experiment}}/{kind}.csv",
+            kind=POINT_DATA,
+        ),
+    wildcard_constraints:
+        experiment=POINTED,
 
 
 rule effects:

@@ -13,7 +13,7 @@ if PACKAGE not in sys.path:
 from rungs import build, settings
 from rungs.errors import RungsError
 from rungs.files import ROOT, module_hash
-from rungs.variants import load_device, load_experiment
+from rungs.variants import GEMM, load_device, load_experiment
 from snakemake.exceptions import WorkflowError
 
 settings.export_package(PACKAGE)
@@ -29,16 +29,26 @@ if workflow.is_main_process:
 PYTHON = sys.executable
 LIVE = f"results/{run.results}"
 RECORDED = [f"recorded/{name}" for name in run.recorded]
-EMULATOR = [f"emulator/{p.stem}" for p in sorted(Path(PACKAGE).glob("rungs/emulator/*.py")) if p.stem != "verb"]
+APART = ("verb", "mutations")
+EMULATOR = [f"emulator/{p.stem}" for p in sorted(Path(PACKAGE).glob("rungs/emulator/*.py")) if p.stem not in APART]
 """Modules that decide what is counted."""
+WORKLOADS = [
+    f"{folder}/{p.stem}"
+    for folder in ("workloads", "answers")
+    for p in sorted(Path(PACKAGE).glob(f"rungs/{folder}/*.py"))
+]
+"""Modules of the experiments that are no GEMM, and of what is said of them."""
 WHOLE = run.chosen_ladders is None
 """Whether `all` has the factorials in it: not where ladders were chosen."""
 
 
+def recorded_names():
+    return [e for s in RECORDED for e in settings.recorded_experiments(s)]
+
+
 def declared_factorials():
     """Of what is chosen and what is recorded: another experiment's file may be damaged and is then nobody's concern."""
-    recorded = [e for s in RECORDED for e in settings.recorded_experiments(s)]
-    found = {name: load_experiment(name) for name in sorted({*run.experiments, *recorded})}
+    found = {name: load_experiment(name) for name in sorted({*run.experiments, *recorded_names()})}
     return {
         name: [factor.name for factor in experiment.factors.values() if len(factor.levels) > 1]
         for name, experiment in found.items()
@@ -48,6 +58,10 @@ def declared_factorials():
 
 FACTORIALS = declared_factorials()
 """Experiment -> the factors that its factorial has effects of."""
+
+
+def is_gemm(experiment):
+    return load_experiment(experiment).workload == GEMM
 
 
 def either(names):
@@ -61,12 +75,27 @@ def named(experiment):
     return re.sub(r"\\{(\w+)\\}", lambda factor: f"(?:{levels[factor[1]]})", re.escape(experiment.pattern))
 
 
+def declared_figures():
+    """Of what is chosen and what is recorded and is no GEMM: experiment -> the figures that it has."""
+    from rungs import workloads
+
+    names = [name for name in sorted({*run.experiments, *recorded_names()}) if not is_gemm(name)]
+    return {name: workloads.of(load_experiment(name)).FIGURES for name in names}
+
+
+FIGURES = declared_figures()
+SHAPED = either({name for name in (*run.experiments, *recorded_names()) if is_gemm(name)})
+"""Pattern of the experiments whose points are shapes M, N, K."""
+POINTED = either(FIGURES)
+"""Pattern of the others."""
+
+
 wildcard_constraints:
     live=either([run.results]),
     emulated=either([] if run.gpu else [run.results]),
     results_set=either([*([run.results] if run.gpu else []), *RECORDED]),
     arch=either([run.arch]),
-    experiment=either(run.experiments),
+    experiment=either({*run.experiments, *recorded_names()}),
     variant="|".join([*map(named, run.experiments.values()), build.STAMP]),
     job="[123]",
 
@@ -205,15 +234,27 @@ def figures(*kinds):
         for e in run.experiments
         for ladder in run.ladders(e)
         for ending in ("svg", "png")
-        if not run.gpu and "heatmap" in (kinds or ("heatmap",))
+        if not run.gpu and is_gemm(e) and "heatmap" in (kinds or ("heatmap",))
     ]
-    return counts + [
-        f"results/{s}/figures/{e}/{kind}_{ladder}.{ending}"
-        for s, e, ladders in rendered_sets()
-        for ladder in ladders
-        for kind in kinds or ("heatmap", "ladder", "waterfall")
+    own = [
+        f"results/{s}/figures/{e}/{name}.{ending}"
+        for s, e, _ in rendered_sets()
+        for name in FIGURES.get(e, ())
         for ending in ("svg", "png")
+        if not kinds
     ]
+    return (
+        counts
+        + own
+        + [
+            f"results/{s}/figures/{e}/{kind}_{ladder}.{ending}"
+            for s, e, ladders in rendered_sets()
+            for ladder in ladders
+            for kind in kinds or ("heatmap", "ladder", "waterfall")
+            for ending in ("svg", "png")
+            if is_gemm(e)
+        ]
+    )
 
 
 def factorial_figures(live=WHOLE):
@@ -234,7 +275,44 @@ def tables():
     counts = [] if run.gpu else [(run.results, e) for e in run.experiments]
     shown = counts + [(s, e) for s, e, _ in rendered_sets()]
     pages = [f"results/{s}/md/{e}.md" for s, e in shown] + [f"results/{s}/README.md" for s in dict(shown)]
-    return pages + [f"results/{s}/md/{e}_counters.md" for s, e in shown if os.path.exists(emulated_csv(s, e))]
+    pages += [f"results/{s}/md/{e}_counters.md" for s, e in shown if os.path.exists(emulated_csv(s, e))]
+    pages += [f"results/{s}/md/{e}_sanitizer.md" for s, e in shown if s in RECORDED and recorded_sanitized(s, e)]
+    return pages + [f"results/{s}/md/mutations.md" for s in dict(shown) if os.path.exists(mutations_csv(s))]
+
+
+def sanitized(experiment):
+    """Compute Sanitizer's CSVs of every rung of the chosen ladders."""
+    return [f"{LIVE}/csv/sanitize/{experiment}/{v.name}.csv" for v in run.variants(experiment)]
+
+
+def sanitized_here(wildcards):
+    """All that the target `sanitized` makes. Without a GPU there is nothing that it could do."""
+    if not run.gpu:
+        print(
+            "rungs: Compute Sanitizer needs a GPU: the emulator looks for the same mistakes in `snakemake all`.",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+    csvs = [path for e in run.experiments for path in sanitized(e)]
+    return [*csvs, *(f"{LIVE}/md/{e}_sanitizer.md" for e in run.experiments), f"{LIVE}/data/verdict_sanitize.json"]
+
+
+def recorded_sanitized(results_set, experiment):
+    """Compute Sanitizer's CSVs and manifests of a recorded set."""
+    folder = Path("results") / results_set / "csv" / "sanitize" / experiment
+    return [path.as_posix() for path in sorted(folder.glob("*"))]
+
+
+def sanitized_of(wildcards):
+    if wildcards.results_set != run.results:
+        return recorded_sanitized(wildcards.results_set, wildcards.experiment)
+    csvs = sanitized(wildcards.experiment)
+    return csvs + [path.removesuffix(".csv") + ".json" for path in csvs]
+
+
+def mutations_csv(results_set):
+    """What `python -m rungs sanitize-mutations` writes."""
+    return f"results/{results_set}/data/mutations/mutations.csv"
 
 
 def emulated_csv(results_set, experiment):
@@ -296,11 +374,17 @@ def measured_here(experiment, variants):
 
 
 DATA = ("shapes", "steps", "changes", "floor", "counters", "coverage")
+POINT_DATA = ("points", *DATA[1:])
 FACTORIAL_DATA = ("corners", "effects", "factorial_coverage")
 
 
+def data_in(results_set, experiment):
+    kinds = DATA if is_gemm(experiment) else POINT_DATA
+    return [f"results/{results_set}/data/{experiment}/{kind}.csv" for kind in kinds]
+
+
 def data_of(wildcards):
-    return [f"results/{wildcards.results_set}/data/{wildcards.experiment}/{kind}.csv" for kind in DATA]
+    return data_in(wildcards.results_set, wildcards.experiment)
 
 
 def experiments_in(wildcards):
@@ -315,9 +399,11 @@ def data_of_factorial(wildcards):
 
 def data_of_set(wildcards):
     folder = f"results/{wildcards.results_set}/data"
-    ladders = [f"{folder}/{e}/{kind}.csv" for e in experiments_in(wildcards) for kind in DATA]
+    ladders = [path for e in experiments_in(wildcards) for path in data_in(wildcards.results_set, e)]
     emulated = [emulated_csv(wildcards.results_set, e) for e in experiments_in(wildcards)]
-    ladders += filter(os.path.exists, emulated)
+    ladders += filter(os.path.exists, [*emulated, mutations_csv(wildcards.results_set)])
+    if wildcards.results_set != run.results:
+        ladders += [path for e in experiments_in(wildcards) for path in recorded_sanitized(wildcards.results_set, e)]
     return ladders + [f"{folder}/{e}/{kind}.csv" for e in factorials_in(wildcards) for kind in FACTORIAL_DATA]
 
 

@@ -42,7 +42,7 @@ rule sweep:
         arch=run.arch,
         limits=limits(),
         gpu=run.gpu_uuid,
-        shapes=lambda wildcards: run.shapes_as_json(wildcards.experiment),
+        shapes=lambda wildcards: run.shapes_as_json(wildcards.experiment, variant_of(wildcards)),
         settings=lambda wildcards: run.settings_as_json(wildcards.experiment, variant_of(wildcards)),
         time_limit=run.time_limit_s,
         protocol=module_hash("protocol"),
@@ -80,7 +80,9 @@ rule floor:
         limits=limits(),
         gpu=run.gpu_uuid,
         variant=lambda wildcards: run.experiments[wildcards.experiment].floor_variant.name,
-        shapes=lambda wildcards: run.shapes_as_json(wildcards.experiment),
+        shapes=lambda wildcards: run.shapes_as_json(
+            wildcards.experiment, run.experiments[wildcards.experiment].floor_variant
+        ),
         settings=lambda wildcards: run.settings_as_json(
             wildcards.experiment, run.experiments[wildcards.experiment].floor_variant
         ),

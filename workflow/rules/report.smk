@@ -101,6 +101,47 @@ for factorial_experiment in FACTORIALS:
             " --experiment {wildcards.experiment:q} --of {params.factors:q} &> {log:q}"
 
 
+# As above: which figures an experiment of points has is its workload's.
+for pointed_experiment in FIGURES:
+
+    rule:
+        name:
+            f"plot_points_{pointed_experiment}"
+        input:
+            data_of,
+            sources_behind,
+            published_figures,
+        output:
+            report(
+                expand(
+                    "results/{{results_set}}/figures/{{experiment}}/{figure}.svg",
+                    figure=FIGURES[pointed_experiment],
+                ),
+                caption="../report/points.rst",
+                category="{experiment}",
+                subcategory="curves",
+                labels={"set": "{results_set}"},
+            ),
+            expand(
+                "results/{{results_set}}/figures/{{experiment}}/{figure}.png",
+                figure=FIGURES[pointed_experiment],
+            ),
+        log:
+            "logs/{results_set}/plot_points/{experiment}.log",
+        wildcard_constraints:
+            experiment=re.escape(pointed_experiment),
+        conda:
+            "../../envs/environment.yaml"
+        params:
+            python=PYTHON,
+            figures=FIGURES[pointed_experiment],
+            stale=stale_in,
+            code=module_hash("plots", "curves", *WORKLOADS),
+        shell:
+            "{params.python:q} -m rungs plot points --results results/{wildcards.results_set:q}"
+            " --experiment {wildcards.experiment:q} --of {params.figures:q} &> {log:q}"
+
+
 rule make_tables:
     """Write an experiment's tables, each with its conclusion and its provenance."""
     input:
@@ -121,7 +162,7 @@ rule make_tables:
     params:
         python=PYTHON,
         stale=stale_in,
-        code=module_hash("tables"),
+        code=module_hash("tables", "pages", *WORKLOADS),
     shell:
         "{params.python:q} -m rungs tables --results results/{wildcards.results_set:q}"
         " --experiment {wildcards.experiment:q} &> {log:q}"
@@ -169,7 +210,7 @@ rule make_index:
         experiments=experiments_in,
         factorials=factorials_in,
         stale=stale_in,
-        code=module_hash("tables", "factorial"),
+        code=module_hash("tables", "factorial", "pages", *WORKLOADS),
     shell:
         "{params.python:q} -m rungs tables --results results/{wildcards.results_set:q}"
         " --factorial {params.factorials:q} --index {params.experiments:q} &> {log:q}"

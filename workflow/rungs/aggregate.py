@@ -13,14 +13,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from rungs import schemas, stats
+from rungs import schemas, stats, workloads
 from rungs.errors import RungsError
 from rungs.files import manifest_of, sha256_file, stored
 from rungs.measure import HEADROOM
 from rungs.profile import metrics_for
-from rungs.variants import Device, Experiment, Ladder, Step, Variant, load_device, load_experiment
+from rungs.variants import GEMM, Device, Experiment, Ladder, Step, Variant, load_device, load_experiment
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
+"""(M, N, K) of a GEMM, else a point: a value for each axis of the experiment."""
 FRAMES = ("shapes", "steps", "changes", "floor", "counters", "coverage")
 TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
 WAVEFRONTS = "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_"
@@ -67,8 +68,19 @@ Arms = dict[Shape, dict[str, Arm]]
 def run(results: Path, experiment_name: str, arch: str, variants: list[str]) -> None:
     """Write `data/<experiment>/*.csv` of a results set."""
     frames = aggregate(results, load_experiment(experiment_name), arch, variants)
+    experiment = load_experiment(experiment_name)
     for kind, frame in frames.items():
-        schemas.write_csv(kind, frame, results / "data" / experiment_name / f"{kind}.csv")
+        schemas.write_csv(_kind(experiment, kind), frame, results / "data" / experiment_name / f"{kind}.csv")
+
+
+def frames_of(experiment: Experiment) -> tuple[str, ...]:
+    """The kinds of the frames that an experiment has: `points` in place of `shapes` where it is no GEMM."""
+    return FRAMES if experiment.workload == GEMM else ("points", *FRAMES[1:])
+
+
+def _kind(experiment: Experiment, name: str) -> str:
+    """The CSV kind of a frame; `changes` and `floor` know no shapes."""
+    return name if name in ("changes", "floor") else experiment.kind(name)
 
 
 @dataclass(frozen=True)
@@ -91,6 +103,22 @@ class Measured:
     def shape_class(self, shape: Shape) -> str:
         return _class(self.experiment, self.device, shape, self.sms)
 
+    def where(self, shape: Shape) -> dict[str, int]:
+        """The shape as the cells of a row."""
+        return where(self.experiment, shape)
+
+    def shape_of(self, row: Mapping[str, Any]) -> Shape:
+        return tuple(row[axis] for axis in self.experiment.axis_names)
+
+    def shapes_of(self, *names: str) -> list[Shape]:
+        """The shapes at which all of these variants were asked for: every shape of a GEMM, the points that a sweep has for
+        them where its sweeps are for some levels only.
+        """
+        if self.experiment.workload == GEMM:
+            return list(self.shapes)
+        asked = [_given(self.experiment, self.recordings.sweeps.get(name), name) for name in names]
+        return [shape for shape in self.shapes if all(shape in given for given in asked)]
+
 
 def load(results: Path, experiment: Experiment, arch: str, variants: Sequence[str]) -> Measured:
     """Read the recordings of these variants, with the floor jobs.
@@ -101,8 +129,8 @@ def load(results: Path, experiment: Experiment, arch: str, variants: Sequence[st
     asked = [experiment.variant(name) for name in variants]
     recordings = read_recordings(results, experiment, arch, [variant.name for variant in asked])
     check_set(recordings, arch)
-    arms = {name: arms_of(recording, device) for name, recording in recordings.sweeps.items()}
-    floor_arms = [arms_of(recording, device) for recording in recordings.floors]
+    arms = {name: arms_of(recording, device, experiment) for name, recording in recordings.sweeps.items()}
+    floor_arms = [arms_of(recording, device, experiment) for recording in recordings.floors]
     wrong = disagreements(experiment, recordings.sweeps)
     for name, shape in wrong:
         arms[name][shape][name] = Arm("wrong", wrong[name, shape])
@@ -117,22 +145,24 @@ def load(results: Path, experiment: Experiment, arch: str, variants: Sequence[st
 
 
 def aggregate(results: Path, experiment: Experiment, arch: str, variants: Sequence[str]) -> dict[str, pd.DataFrame]:
-    """The six frames of an experiment, by kind. `variants` are those asked for; one without files becomes `not run`.
+    """The six frames of an experiment, by name. `variants` are those asked for; one without files becomes `not run`.
 
     Raises RungsError as `load` does.
     """
     measured = load(results, experiment, arch, variants)
     recordings, asked, shapes = measured.recordings, measured.asked, measured.shapes
     steps = [step for step in experiment.steps() if step.target_variant in asked and _wanted(step, asked, recordings)]
-    chip = measured.device.chip
-    return {
-        "shapes": frame_of("shapes", shape_rows(measured, shares_of(measured))),
-        "steps": frame_of("steps", _step_rows(measured, steps)),
-        "changes": frame_of("changes", [row for step in steps for row in _changes(step, recordings.inspects)]),
-        "floor": frame_of("floor", _floor_rows(measured)),
-        "counters": frame_of("counters", _counter_rows(experiment, asked, shapes, recordings.profiles, chip)),
-        "coverage": frame_of("coverage", coverage_rows(measured, _profiled(experiment, shapes))),
+    chip, shares = measured.device.chip, shares_of(measured)
+    gemm = experiment.workload == GEMM
+    rows = {
+        "shapes" if gemm else "points": shape_rows(measured, shares) if gemm else _point_rows(measured, shares),
+        "steps": _step_rows(measured, steps),
+        "changes": [row for step in steps for row in _changes(step, recordings.inspects)],
+        "floor": _floor_rows(measured),
+        "counters": _counter_rows(experiment, asked, shapes, recordings.profiles, chip),
+        "coverage": coverage_rows(measured, _profiled(experiment, shapes)),
     }
+    return {name: frame_of(_kind(experiment, name), found) for name, found in rows.items()}
 
 
 def _wanted(step: Step, asked: Sequence[Variant], recordings: Recordings) -> bool:
@@ -146,19 +176,25 @@ def _wanted(step: Step, asked: Sequence[Variant], recordings: Recordings) -> boo
 
 def read_recordings(results: Path, experiment: Experiment, arch: str, variants: Iterable[str]) -> Recordings:
     """Read and check every file that a results set has of these variants."""
-    csv = results / "csv"
+    csv, timed = results / "csv", timed_kind(experiment)
     sweeps, profiles, inspects = {}, {}, {}
     for variant in variants:
         if (path := stored(csv / "sweep" / experiment.name / f"{variant}.csv")).is_file():
-            sweeps[variant] = read_recording("sweep", path, variant)
+            sweeps[variant] = read_recording(timed, path, variant)
         if (path := stored(csv / "profile" / experiment.name / f"{variant}.csv")).is_file():
-            profiles[variant] = read_recording("profile", path, variant)
+            profiles[variant] = read_recording(experiment.kind("profile"), path, variant)
     for step_variant in {*variants, *(step.source_variant.name for step in experiment.steps())}:
         if (path := stored(csv / "inspect" / arch / f"{step_variant}.csv")).is_file():
             inspects[step_variant] = schemas.read_csv("inspect", path)
     folder = csv / "floor" / experiment.name
-    floors = [read_recording("sweep", path, experiment.floor_variant.name) for path in sorted(folder.glob("*.csv*"))]
+    floors = [read_recording(timed, path, experiment.floor_variant.name) for path in sorted(folder.glob("*.csv*"))]
     return Recordings(sweeps, floors, profiles, inspects)
+
+
+def timed_kind(experiment: Experiment) -> str:
+    """The CSV kind of the experiment's sweeps: rounds of times, or of the cycles that its kernel counts."""
+    counted = experiment.workload != GEMM and workloads.of(experiment).MEASURES == "cycles"
+    return experiment.kind("cycles" if counted else "sweep")
 
 
 def read_recording(kind: str, path: Path, variant: str) -> Recording:
@@ -179,6 +215,12 @@ def read_recording(kind: str, path: Path, variant: str) -> Recording:
     if manifest["variant"] != variant:
         raise RungsError(f"{path} was measured with {manifest['variant']}, not {variant} as its name says: {AGAIN}.")
     frame = schemas.read_csv(kind, path)
+    axes = kind.partition("@")[2].split(",") if "@" in kind else list(schemas.SHAPE)
+    for shape in manifest.get("shapes", []):
+        if isinstance(shape, Mapping) and (lacking := next((a for a in axes if type(shape.get(a)) is not int), None)):
+            raise RungsError(
+                f"{manifest_path}, key shapes: {lacking} is {shape.get(lacking)!r}, not a whole number: {AGAIN}."
+            )
     odd = frame.index[frame["run_id"] != manifest.get("run_id")]
     if len(odd):
         raise RungsError(
@@ -239,26 +281,35 @@ def _sms(recordings: Recordings) -> int | None:
 
 def _shapes(experiment: Experiment, recordings: Recordings) -> list[Shape]:
     """What was asked of the set: every shape that a job was given, or the experiment's own where no job ran."""
-    given = {
-        (int(shape["m"]), int(shape["n"]), int(shape["k"]))
-        for recording in recordings.sweeps.values()
-        for shape in recording.manifest.get("shapes", [])
-    }
-    given |= {
-        (int(m), int(n), int(k))
-        for recording in recordings.sweeps.values()
-        for m, n, k in recording.frame[["m", "n", "k"]].drop_duplicates().itertuples(index=False)
-    }
+    given = {shape for name, recording in recordings.sweeps.items() for shape in _given(experiment, recording, name)}
+    if experiment.workload != GEMM:  # in the order of its sweeps
+        own = experiment.shapes()
+        return [shape for shape in own if shape in given or not given] + sorted(given - set(own))
     return sorted(given) or experiment.shapes()
 
 
-def arms_of(recording: Recording, device: Device) -> Arms:
-    """Every arm of a recording at every shape, flagged rows left out and counted, implausible ones refused."""
-    frame = recording.frame
+def _given(experiment: Experiment, recording: Recording | None, name: str) -> set[Shape]:
+    """The shapes that a variant's job was given; without one, those of the experiment's file."""
+    if recording is None:
+        return set(experiment.shapes(experiment.variant(name)))
+    axes = list(experiment.axis_names)
+    given = {tuple(int(shape[axis]) for axis in axes) for shape in recording.manifest.get("shapes", [])}
+    rows = recording.frame[axes].drop_duplicates().itertuples(index=False)
+    return given | {tuple(int(value) for value in row) for row in rows}
+
+
+def arms_of(recording: Recording, device: Device, experiment: Experiment) -> Arms:
+    """Every arm of a recording at every shape, flagged rows left out and counted, implausible ones refused.
+
+    Where the kernel counts cycles, they stand in place of microseconds.
+    """
+    frame, axes = recording.frame, list(experiment.axis_names)
+    if "cycles" in frame:
+        frame = frame.rename(columns={"cycles": "time_us"}).assign(sm_mhz=np.nan, power_w=np.nan)
     sms = _at(recording.manifest, ("gpu", "sms"))
     column = {
         name: frame[name].to_numpy(np.float64, na_value=np.nan)
-        for name in ("m", "n", "k", "round", "time_us", "sm_mhz", "power_w")
+        for name in (*axes, "round", "time_us", "sm_mhz", "power_w")
     }
     status, reason = frame["status"].to_numpy(object), frame["reason"].to_numpy(object)
     untimed = (status == "ok") & np.isnan(column["time_us"])
@@ -266,12 +317,16 @@ def arms_of(recording: Recording, device: Device) -> Arms:
         raise RungsError(
             f"{recording.path}, row {int(np.argmax(untimed)) + 2}: status is ok without a time_us: {AGAIN}."
         )
-    tflops = 2 * column["m"] * column["n"] * column["k"] / column["time_us"] / 1e6
-    mhz = np.where(np.isnan(column["sm_mhz"]), _highest_clock(recording), column["sm_mhz"])
+    gemm = experiment.workload == GEMM  # what a workload moves was held against the GPU's limits when it was measured
+    flop = 2 * math.prod(column[axis] for axis in axes) if gemm else np.zeros(len(frame))
+    tflops = flop / column["time_us"] / 1e6
+    mhz = column["sm_mhz"]
+    if gemm:
+        mhz = np.where(np.isnan(mhz), _highest_clock(recording), mhz)
     peak = device.bf16_flop_per_sm_cycle * float(sms or np.nan) * mhz / 1e6
     implausible = (status == "ok") & (tflops > HEADROOM * peak)
     arms: Arms = {}
-    for (m, n, k, arm), index in frame.groupby(["m", "n", "k", "arm"], sort=False).indices.items():
+    for (*point, arm), index in frame.groupby([*axes, "arm"], sort=False).indices.items():
         index = np.sort(index)
         here = status[index]
         failed = index[~np.isin(here, USED)]
@@ -300,7 +355,7 @@ def arms_of(recording: Recording, device: Device) -> Arms:
                 column["power_w"][used],
                 flagged,
             )
-        arms.setdefault((int(m), int(n), int(k)), {})[arm] = found
+        arms.setdefault(tuple(int(value) for value in point), {})[arm] = found
     return arms
 
 
@@ -323,7 +378,8 @@ def disagreements(experiment: Experiment, sweeps: Mapping[str, Recording]) -> di
         for shape in recording.manifest.get("shapes", []):
             if digest := shape.get("result_fingerprint", shape.get("result_sha256")):
                 contract = shape.get("contract") or experiment.contract(experiment.variant(name))
-                groups[(contract, (int(shape["m"]), int(shape["n"]), int(shape["k"])), *machine)][name] = digest
+                point = tuple(int(shape[axis]) for axis in experiment.axis_names)
+                groups[(contract, point, *machine)][name] = digest
     found = {}
     for (_, shape, *_), digests in groups.items():
         ranked = Counter(digests.values()).most_common()
@@ -375,11 +431,17 @@ DIGITS = {
     "least_percent": 4,
     "most_percent": 4,
     "tensor_busy_percent": 2,
+    "cycles": 4,
+    "low": 4,
+    "high": 4,
+    "gb_per_s": 2,
+    "control_gb_per_s": 2,
 }
 
 
-def _where(shape: Shape) -> dict[str, int]:
-    return dict(zip(("m", "n", "k"), shape, strict=True))
+def where(experiment: Experiment, shape: Shape) -> dict[str, int]:
+    """A shape as the cells of a row."""
+    return dict(zip(experiment.axis_names, shape, strict=True))
 
 
 def _middle(values: NDArray[np.float64]) -> float | None:
@@ -388,8 +450,9 @@ def _middle(values: NDArray[np.float64]) -> float | None:
     return float(np.median(read)) if len(read) else None
 
 
-def _arm(name: str, arm: str, shape: Shape, recordings: Recordings, arms: Mapping[str, Arms]) -> Arm:
+def _arm(name: str, arm: str, shape: Shape, measured: Measured) -> Arm:
     """That arm in the recording of variant `name`, or why there is none."""
+    recordings, arms, here = measured.recordings, measured.arms, measured.where(shape)
     if name not in arms:
         failure = _build_failure(recordings.inspects.get(name))
         return Arm(failure.status, failure.reason or f"{name} has no sweep CSV.")
@@ -397,7 +460,7 @@ def _arm(name: str, arm: str, shape: Shape, recordings: Recordings, arms: Mappin
         return found
     manifest = recordings.sweeps[name].manifest
     for described in manifest.get("shapes", []):
-        if (described["m"], described["n"], described["k"]) == shape:
+        if all(described[axis] == value for axis, value in here.items()):
             if lost := described.get("lost", {}).get(arm):
                 return Arm(lost["status"], lost["reason"])
             if reason := described.get("excluded", {}).get(arm):
@@ -426,10 +489,8 @@ def shares_of(measured: Measured) -> dict[tuple[str, Shape], stats.Median]:
     """(variant, shape) -> log of its share of the control, where both were timed."""
     shares = {}
     for variant in measured.asked:
-        for shape in measured.shapes:
-            rung, control = (
-                _arm(variant.name, arm, shape, measured.recordings, measured.arms) for arm in (variant.name, "control")
-            )
+        for shape in measured.shapes_of(variant.name):
+            rung, control = (_arm(variant.name, arm, shape, measured) for arm in (variant.name, "control"))
             if rung.status == control.status == "ok" and len(ratios := paired(control, rung)):
                 shares[variant.name, shape] = stats.median_error(ratios)
     return shares
@@ -440,7 +501,7 @@ def spreads_of(measured: Measured) -> dict[Shape, stats.Spread]:
 
     Empty without floor jobs: then nothing says whether shares of two jobs differ.
     """
-    medians: dict[str, dict[Shape, list[float]]] = {name: {} for name in stats.CLASSES}
+    medians: dict[str, dict[Shape, list[float]]] = {name: {} for name in _classes(measured.experiment)}
     for shape in measured.shapes:
         medians[measured.shape_class(shape)][shape] = []
     for recording, arms in zip(measured.recordings.floors, measured.floor_arms, strict=True):
@@ -462,8 +523,8 @@ def shape_rows(measured: Measured, shares: Mapping[tuple[str, Shape], stats.Medi
             "run_id": recording.manifest["run_id"] if recording else "",
         }
         for shape in measured.shapes:
-            rung = _arm(variant.name, variant.name, shape, recordings, measured.arms)
-            row: dict[str, Any] = {**common, **_where(shape), "status": rung.status, "reason": rung.reason}
+            rung = _arm(variant.name, variant.name, shape, measured)
+            row: dict[str, Any] = {**common, **measured.where(shape), "status": rung.status, "reason": rung.reason}
             if rung.status == "ok":
                 flop = 2 * math.prod(shape)
                 time_us = float(np.median(rung.time_us))
@@ -474,7 +535,7 @@ def shape_rows(measured: Measured, shares: Mapping[tuple[str, Shape], stats.Medi
                     "flagged": rung.flagged,
                 }
                 row |= {"sm_mhz": _middle(rung.sm_mhz), "power_w": _middle(rung.power_w)}
-                control = _arm(variant.name, "control", shape, recordings, measured.arms)
+                control = _arm(variant.name, "control", shape, measured)
                 if share := shares.get((variant.name, shape)):
                     low, high = share.interval()
                     row |= {"control_tflops": flop / float(np.median(control.time_us)) / 1e6}
@@ -488,6 +549,59 @@ def shape_rows(measured: Measured, shares: Mapping[tuple[str, Shape], stats.Medi
                 row["flagged"] = rung.flagged
             rows.append(row)
     return rows
+
+
+def _point_rows(measured: Measured, shares: Mapping[tuple[str, Shape], stats.Median]) -> list[dict[str, Any]]:
+    """A row per variant asked for and point of an experiment that is no GEMM.
+
+    Of times, bytes per second and the share of the control's bytes per second; of cycles, the median with its interval.
+    """
+    experiment, workload, rows = measured.experiment, workloads.of(measured.experiment), []
+    for variant in measured.asked:
+        recording = measured.recordings.sweeps.get(variant.name)
+        common = {
+            "variant": variant.name,
+            "rungs": " ".join(experiment.rung_names(variant)),
+            "run_id": recording.manifest["run_id"] if recording else "",
+        }
+        for shape in measured.shapes_of(variant.name):
+            rung = _arm(variant.name, variant.name, shape, measured)
+            row: dict[str, Any] = {**common, **measured.where(shape), "status": rung.status, "reason": rung.reason}
+            if rung.status == "ok":
+                work = workload.work(experiment, variant, measured.device, shape, measured.sms)
+                middle = stats.median_error(np.log(rung.time_us))
+                bounds = [math.exp(bound) if math.isfinite(bound) else None for bound in middle.interval()]
+                value = float(np.median(rung.time_us))
+                row |= {"rounds": len(rung.rounds), "flagged": rung.flagged}
+                if workload.MEASURES == "cycles":
+                    row |= {"cycles": value, "low": bounds[0], "high": bounds[1]}
+                else:
+                    row |= {"time_us": value, "low": bounds[0], "high": bounds[1]}
+                    row |= {"sm_mhz": _middle(rung.sm_mhz), "power_w": _middle(rung.power_w)}
+                    moved = work.read_bytes + work.written_bytes
+                    row["gb_per_s"] = moved / value / 1e3
+                    if work.flop:
+                        row["tflops"] = work.flop / value / 1e6
+                    control = _arm(variant.name, "control", shape, measured)
+                    if share := shares.get((variant.name, shape)):
+                        copied = control_bytes(measured, variant, shape)
+                        row["control_gb_per_s"] = copied / float(np.median(control.time_us)) / 1e3
+                        low, high = (math.exp(bound) * moved / copied * 100 for bound in share.interval())
+                        row |= _percents("share", math.exp(share.value) * moved / copied * 100, low, high)
+                    elif control.status == "ok":
+                        row["reason"] = "No share of the control: no round has both unflagged."
+                    elif control.status != "not run":
+                        row["reason"] = f"No share of the control: {control.reason}"
+            elif rung.status == "flagged":
+                row["flagged"] = rung.flagged
+            rows.append(row)
+    return rows
+
+
+def control_bytes(measured: Measured, variant: Variant, shape: Shape) -> int:
+    """What the control moves at a point: it reads and writes the largest input."""
+    of = (measured.experiment, variant, measured.device, shape, measured.sms)
+    return workloads.copied_bytes(workloads.of(measured.experiment).operands(*of))
 
 
 def _percents(name: str, value: float, low: float, high: float) -> dict[str, float | None]:
@@ -504,8 +618,9 @@ def _step_rows(measured: Measured, steps: Sequence[Step]) -> list[dict[str, Any]
         source, target = step.source_variant.name, step.target_variant.name
         recording = recordings.sweeps.get(target)
         uncontrolled = why_not_controlled(step, recordings.inspects)
-        for shape in measured.shapes:
-            row: dict[str, Any] = {"ladder": step.ladder, "step": step.label, "factor": step.factor, **_where(shape)}
+        for shape in measured.shapes_of(source, target):
+            row: dict[str, Any] = {"ladder": step.ladder, "step": step.label, "factor": step.factor}
+            row |= measured.where(shape)
             row |= {
                 "source_variant": source,
                 "target_variant": target,
@@ -513,8 +628,8 @@ def _step_rows(measured: Measured, steps: Sequence[Step]) -> list[dict[str, Any]
                 "verdict": "none",
             }
             row |= {"run_id": recording.manifest["run_id"] if recording else "", "status": "ok", "reason": uncontrolled}
-            after = _arm(target, target, shape, recordings, arms)
-            before = _arm(target, source, shape, recordings, arms)
+            after = _arm(target, target, shape, measured)
+            before = _arm(target, source, shape, measured)
             own = arms.get(source, {}).get(shape, {}).get(source)
             if before.status == "ok" and own and own.status == "wrong":
                 before = own
@@ -532,7 +647,7 @@ def _step_rows(measured: Measured, steps: Sequence[Step]) -> list[dict[str, Any]
     claims = Counter(row["ladder"] for row, median in zip(rows, medians, strict=True) if median)
     for row, median in zip(rows, medians, strict=True):
         if median:
-            floor = measured.floors[measured.shape_class((row["m"], row["n"], row["k"]))]
+            floor = measured.floors[measured.shape_class(measured.shape_of(row))]
             row |= _judge(median, floor, claims[row["ladder"]], row["reason"])
     return rows
 
@@ -557,9 +672,20 @@ def _judge(median: stats.Median, floor: stats.Floor | None, claims: int, reason:
 
 def _class(experiment: Experiment, device: Device, shape: Shape, sms: int | None) -> str:
     """The class of a shape, the same for the whole experiment: by the tile of the binary that its floor is measured with."""
+    if experiment.workload != GEMM:
+        return ALL
+    m, n, k = shape
     macros = experiment.macros(experiment.floor_variant, device)
     tile = macros["TILE_M"], macros["TILE_N"], macros["TILE_K"]
-    return stats.shape_class(shape, tile, device.pinned(experiment.name), sms or 1)
+    return stats.shape_class((m, n, k), tile, device.pinned(experiment.name), sms or 1)
+
+
+ALL = "all points"
+
+
+def _classes(experiment: Experiment) -> tuple[str, ...]:
+    """Classes of shapes that have a floor each: one of all points where the experiment is no GEMM."""
+    return stats.CLASSES if experiment.workload == GEMM else (ALL,)
 
 
 def _floors(
@@ -570,8 +696,8 @@ def _floors(
     Between jobs it is compared by its ratio to its predecessors, which is what a step is; by the ratio to the control where
     it was timed without one. (cuBLAS itself differs by more from process to process than a kernel without workspace does.)
     """
-    twin: dict[str, dict[Shape, list[float]]] = {name: defaultdict(list) for name in stats.CLASSES}
-    other: dict[str, dict[Hashable, list[float]]] = {name: defaultdict(list) for name in stats.CLASSES}
+    twin: dict[str, dict[Shape, list[float]]] = {name: defaultdict(list) for name in _classes(experiment)}
+    other: dict[str, dict[Hashable, list[float]]] = {name: defaultdict(list) for name in _classes(experiment)}
     for recording, arms in zip(floors, floor_arms, strict=True):
         name = recording.manifest["variant"]
         for shape, here in arms.items():
@@ -584,13 +710,13 @@ def _floors(
                         twin[where][shape].append(median)
                     else:
                         other[where][shape, name, arm].append(median)
-    return {name: stats.floor_of(twin[name], other[name], len(floors)) for name in stats.CLASSES}
+    return {name: stats.floor_of(twin[name], other[name], len(floors)) for name in _classes(experiment)}
 
 
 def _floor_rows(measured: Measured) -> list[dict[str, Any]]:
     """A row per shape class, with the rounds and the clocks of the floor jobs; these are empty without any."""
     rows = []
-    found: dict[str, list[Arm]] = {name: [] for name in stats.CLASSES}
+    found: dict[str, list[Arm]] = {name: [] for name in _classes(measured.experiment)}
     for recording, arms in zip(measured.recordings.floors, measured.floor_arms, strict=True):
         for shape, here in arms.items():
             if (arm := here.get(recording.manifest["variant"])) and arm.status == "ok":
@@ -633,7 +759,7 @@ def why_not_controlled(step: Step, inspects: Mapping[str, pd.DataFrame]) -> str:
         return (
             f"Not controlled: {step.source if before is None else step.target} has no ctas_per_sm in its inspect CSV."
         )
-    if before != after:
+    if before != after and load_experiment(step.source_variant.experiment).workload == GEMM:
         return f"Not controlled: {step.source} has {before:.0f} CTAs per SM and {step.target} {after:.0f}."
     return ""
 
@@ -672,7 +798,7 @@ def _counter_rows(
         if variant.name not in profiles:
             common |= {"want": "all", "metric": "", "unit": "", "run_id": "", "status": "not run"}
             rows += [
-                {**common, **_where(shape), "reason": f"{variant.name} has no profile CSV."}
+                {**common, **where(experiment, shape), "reason": f"{variant.name} has no profile CSV."}
                 for shape in _profiled(experiment, shapes)
             ]
             continue
@@ -681,7 +807,7 @@ def _counter_rows(
         for record in frame.drop(columns=["experiment", "variant"]).to_dict("records"):
             metric = str(record["metric"])
             want = wants.get(metric, metric) or "all"
-            key = (record["m"], record["n"], record["k"])
+            key = tuple(record[axis] for axis in experiment.axis_names)
             if (key, want) in seen:
                 want = metric
             seen.add((key, want))
@@ -692,13 +818,14 @@ def _counter_rows(
 
 def _profiled(experiment: Experiment, shapes: Sequence[Shape]) -> list[Shape]:
     """Shapes to profile; the experiment's own where none of them was swept."""
-    own = [(int(s[0]), int(s[1]), int(s[2])) for s in experiment.profile_shapes]
+    own = list(experiment.profile_shapes)
     return [shape for shape in own if shape in shapes] or own
 
 
 def coverage_rows(measured: Measured, profiled: Sequence[Shape]) -> list[dict[str, Any]]:
     """What came of everything asked for; profiles and floors only where one ran (`preset=quick` asks for none)."""
-    recordings, shapes, arms = measured.recordings, measured.shapes, measured.arms
+    recordings = measured.recordings
+    nowhere: dict[str, None] = dict.fromkeys(measured.experiment.axis_names)
     rows: list[dict[str, Any]] = []
     for variant in measured.asked:
         name = variant.name
@@ -707,39 +834,44 @@ def coverage_rows(measured: Measured, profiled: Sequence[Shape]) -> list[dict[st
             status, reason = "not run", f"{name} has no inspect CSV."
         else:
             status, reason = _worst(inspected)
-        rows.append(
-            {"variant": name, "what": "inspect", "m": None, "n": None, "k": None, "status": status, "reason": reason}
-        )
-        for shape in shapes:
-            arm = _arm(name, name, shape, recordings, arms)
-            rows.append({"variant": name, "what": "sweep", **_where(shape), "status": arm.status, "reason": arm.reason})
+        rows.append({"variant": name, "what": "inspect", **nowhere, "status": status, "reason": reason})
+        for shape in measured.shapes_of(name):
+            arm = _arm(name, name, shape, measured)
+            cells = measured.where(shape)
+            rows.append({"variant": name, "what": "sweep", **cells, "status": arm.status, "reason": arm.reason})
         profile = recordings.profiles.get(name)
         if profile is None and recordings.profiles:
             status, reason = "not run", f"{name} has no profile CSV."
             rows += [
-                {"variant": name, "what": "profile", **_where(shape), "status": status, "reason": reason}
+                {"variant": name, "what": "profile", **measured.where(shape), "status": status, "reason": reason}
                 for shape in profiled
             ]
         elif profile is not None:
-            for (m, n, k), group in profile.frame.groupby(["m", "n", "k"]):
+            for point, group in profile.frame.groupby(list(nowhere)):
                 counted = (group["status"] == "ok").any()
                 status, reason = ("ok", "") if counted else _worst(group)
                 rows.append(
                     {
                         "variant": name,
                         "what": "profile",
-                        **_where((int(m), int(n), int(k))),
+                        **measured.where(tuple(int(value) for value in point)),
                         "status": status,
                         "reason": reason,
                     }
                 )
     floor_name = measured.experiment.floor_variant.name
-    for shape in shapes if measured.floor_arms else []:
+    for shape in measured.shapes_of(floor_name) if measured.floor_arms else []:
         found = [job[shape][floor_name] for job in measured.floor_arms if floor_name in job.get(shape, {})]
         failed = next((arm for arm in found if arm.status != "ok"), None)
         arm = failed or (found[0] if found else Arm("not run", "No floor job timed this shape."))
         rows.append(
-            {"variant": floor_name, "what": "floor", **_where(shape), "status": arm.status, "reason": arm.reason}
+            {
+                "variant": floor_name,
+                "what": "floor",
+                **measured.where(shape),
+                "status": arm.status,
+                "reason": arm.reason,
+            }
         )
     return rows
 
@@ -856,7 +988,9 @@ def _manifests(folder: Path, wanted: set[str] | None) -> dict[str, Mapping[str, 
 def read_data(results: Path, experiment_name: str) -> dict[str, pd.DataFrame]:
     """The six frames that `run` wrote."""
     folder = results / "data" / experiment_name
-    return {kind: schemas.read_csv(kind, folder / f"{kind}.csv") for kind in FRAMES}
+    experiment = load_experiment(experiment_name)
+    names = frames_of(experiment)
+    return {name: schemas.read_csv(_kind(experiment, name), folder / f"{name}.csv") for name in names}
 
 
 def measured_ladders(experiment: Experiment, shapes: pd.DataFrame) -> list[Ladder]:

@@ -17,7 +17,7 @@ from typing import Any
 from rungs import plan
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT, sha256_file, sha256_json, write_json, write_text
-from rungs.variants import Device, Experiment, Variant, load_device, readable_experiments
+from rungs.variants import GEMM, Device, Experiment, Variant, load_device, readable_experiments
 
 KERNELS = ROOT / "kernels"
 STAMP = "stamp"
@@ -107,7 +107,8 @@ def find_variant(name: str) -> tuple[Experiment, Variant]:
     """
     found, reasons = [], []
     experiments, damaged = readable_experiments()
-    for experiment in experiments:
+    # Where none has it, what the one says whose names begin most alike, and of several the first GEMM.
+    for experiment in sorted(experiments, key=lambda e: (-_alike(e.pattern, name), e.workload != GEMM)):
         try:
             found.append((experiment, experiment.variant(name)))
         except RungsError as error:
@@ -123,6 +124,13 @@ def find_variant(name: str) -> tuple[Experiment, Variant]:
     return found[0]
 
 
+def _alike(one: str, other: str) -> int:
+    """How many letters two names begin with together."""
+    return next(
+        (at for at, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), min(len(one), len(other))
+    )
+
+
 def unit_of(name: str, arch: str) -> Unit:
     """The unit of a variant's name. Raises RungsError for an unknown name, Refused for one that the architecture lacks."""
     if name == STAMP:
@@ -134,7 +142,7 @@ def unit_of(name: str, arch: str) -> Unit:
 def unit(experiment: Experiment, variant: Variant, device: Device) -> Unit:
     """Raises Refused where the architecture lacks a level, or cannot hold the pinned CTAs' threads or shared memory."""
     experiment.check_chip(variant, device.arch)
-    smem, threads = plan.smem_bytes(experiment, variant, device), plan.threads(experiment, variant)
+    smem, threads, _ = plan.resources(experiment, variant, device)
     pinned, most = device.pinned(experiment.name), 32 * device.warps_per_sm
     if threads * pinned > most:
         raise Refused(
@@ -268,6 +276,14 @@ def _run_ninja(folder: Path, unit: Unit, arch: str, toolchain: Toolchain) -> str
         first = lines[0] if lines else f"ninja exited with {run.returncode}"
         return f"{unit.name} does not compile for {arch}: {' '.join(first.split())}."
     return ""
+
+
+def assemble(ptx: Path, cubin: Path, arch: str, toolchain: Toolchain) -> str:
+    """ptxas alone, as a build runs it; returns the reason of a failure or an empty string."""
+    command = [toolchain.ptxas, *PTXAS_FLAGS, f"-arch={arch}", str(ptx.resolve()), "-o", str(cubin.resolve())]
+    run = subprocess.run(command, cwd=cubin.parent, capture_output=True, text=True)
+    said = [line for line in (run.stdout + run.stderr).splitlines() if "error" in line or "fatal" in line]
+    return (said or [f"ptxas exited with {run.returncode}"])[0].strip() if run.returncode else ""
 
 
 def _ninja(command: str) -> str:

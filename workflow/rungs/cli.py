@@ -79,12 +79,49 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--ncu", default="auto")
     p.add_argument("--l2", choices=("hot", "cold"), default="hot")
 
-    p = verb("launch", _launch, "launch a variant three times on random inputs, for a profiler")
+    p = verb("sanitize", _sanitize, "run a rung under Compute Sanitizer's four tools at one small shape")
+    p.add_argument("--experiment", required=True)
+    p.add_argument("--variant", required=True)
+    p.add_argument("--arch", required=True)
+    p.add_argument("--gpu", required=True, help="UUID")
+    p.add_argument("--manifest", type=Path, required=True)
+    p.add_argument("--tool", default="auto", help="auto or the path of compute-sanitizer")
+    p.add_argument("--time-limit", type=float, default=300.0)
+    p.add_argument("--output", type=Path, required=True)
+
+    p = verb(
+        "sanitize-mutations", _sanitize_mutations, "hold the emulator and Compute Sanitizer against mutated kernels"
+    )
+    p.add_argument("--output", type=Path, required=True, help="folder of the binaries and of mutations.csv")
+    p.add_argument("--build-only", action="store_true", help="build and emulate: no GPU is used")
+    p.add_argument("--gpu", default="auto", help="auto, a GPU's slug, index or UUID")
+    p.add_argument("--arch", default="sm_90a")
+    p.add_argument("--toolchain", choices=("pip", "system"), default="pip")
+    p.add_argument("--tool", default="auto", help="auto or the path of compute-sanitizer")
+    p.add_argument("--jobs", type=int, default=8, help="runs at a time: most of one is the start of processes")
+    p.add_argument("--time-limit", type=float, default=20.0, help="seconds of a run: a mutant may never end")
+    p.add_argument("--places", type=int, default=0, help="most places of a mutation in one kernel; 0 for all")
+
+    p = verb("sanitizer-tables", _sanitizer_tables, "Markdown of what Compute Sanitizer found")
+    p.add_argument("--results", type=Path, required=True)
+    p.add_argument("--experiment", help="write its table")
+    p.add_argument("--mutations", action="store_true", help="write that of the mutated kernels")
+
+    p = verb("launch", _launch, "launch a variant on random inputs, for a tool that watches the process")
     p.add_argument("--experiment", required=True)
     p.add_argument("--arch", required=True)
     p.add_argument("--gpu", required=True, help="UUID")
     p.add_argument("--manifest", type=Path, required=True)
-    p.add_argument("--shape", type=_shape, required=True, metavar="M,N,K")
+    p.add_argument("--shape", type=_point, required=True, metavar="M,N,K", help="or a value for each axis")
+    p.add_argument("--launches", type=int, default=3)
+    p.add_argument(
+        "--instrumented", action="store_true", help="a tool changes the kernel: do not look at its occupancy"
+    )
+    p.add_argument("--check", action="store_true", help="hold each result on integers against numpy's; exit 1 if wrong")
+    p.add_argument("--sms", type=int, help="SMs to pretend, for a kernel with a CTA for each")
+    p.add_argument(
+        "--cubin", type=Path, help="launch this binary in place of the manifest's, a mutated one for example"
+    )
 
     p = verb("measure-job", _measure_job, "the process that `sweep` starts, on a job file")
     p.add_argument("job", type=Path)
@@ -101,10 +138,12 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--arch", required=True)
 
     p = verb("plot", _plot, "draw figures of a results set")
-    p.add_argument("kinds", nargs="+", choices=("heatmap", "ladder", "waterfall", "effect", "counts"))
+    p.add_argument("kinds", nargs="+", choices=("heatmap", "ladder", "waterfall", "effect", "counts", "points"))
     p.add_argument("--results", type=Path, required=True)
     p.add_argument("--experiment", required=True)
-    p.add_argument("--of", nargs="+", required=True, metavar="NAME", help="ladders, or for `effect` factors")
+    p.add_argument(
+        "--of", nargs="+", required=True, metavar="NAME", help="ladders, factors for `effect`, figures for `points`"
+    )
 
     p = verb("tables", _tables, "Markdown tables of a results set")
     p.add_argument("--results", type=Path, required=True)
@@ -119,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--experiment", required=True)
 
     p = verb("verdict", _verdict, "fail when any variant failed, naming each")
-    p.add_argument("inputs", type=Path, nargs="+", help="coverage or inspect CSVs")
+    p.add_argument("inputs", type=Path, nargs="+", help="coverage, inspect or sanitize CSVs")
     p.add_argument("--output", type=Path, required=True)
 
     p = verb("step", _step, "measure one step now and print its verdict")
@@ -139,9 +178,14 @@ def _parser() -> argparse.ArgumentParser:
     p = verb("emulate", _emulate, "run a variant without a GPU: right or wrong, counts, bank conflicts and races")
     p.add_argument("--variant", required=True, help="a variant's name or a rung (B3)")
     p.add_argument("--experiment", help="whose variant it is, where a rung's name does not say")
-    p.add_argument("--m", type=int, default=512)
-    p.add_argument("--n", type=int, default=512)
-    p.add_argument("--k", type=int, default=1024)
+    for size, default in (("m", 512), ("n", 512), ("k", 1024)):
+        p.add_argument(f"--{size}", type=int, help=f"of a GEMM; default {default}")
+    p.add_argument(
+        "--at",
+        type=_values,
+        metavar="AXIS=VALUE,...",
+        help="of an experiment that is no GEMM; the other axes as in the first point that its variants are checked at",
+    )
     p.add_argument("--arch", default="sm_90a")
     p.add_argument("--ptx", type=Path, help="a PTX file of the variant; built where none is given")
     p.add_argument("--schedule", choices=("cta", "ascending", "descending", "random"), default="cta")
@@ -183,6 +227,11 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--results", type=Path, required=True)
     p.add_argument("--experiment", required=True)
 
+    p = verb("advise", _advise, "which way of copying to use on the GPU at hand, with the figures behind each line")
+    p.add_argument(
+        "results", type=Path, nargs="?", help="a results set; by default this machine's, else the first recorded one"
+    )
+
     p = verb("trace", _trace, "show where a table's number comes from, and verify each hash on the way")
     p.add_argument(
         "cell", help="<table>:<rung or step>[:MxNxK], for example README.md:B3 or README.md:B2>B3:4096x4096x4096"
@@ -199,6 +248,9 @@ def _parser() -> argparse.ArgumentParser:
     p = verb("record", _record, "promote live results to results/recorded/")
     p.add_argument("results", type=Path, help="a live set, for example results/h200")
     p.add_argument("--experiment", default="gemm")
+    p.add_argument(
+        "--gaps", action="store_true", help="publish points that have no number as what they are, but for wrong results"
+    )
 
     p = verb("readme", _readme, "write the README's generated blocks from the recorded sets")
     p.add_argument("--check", action="store_true", help="only say whether they are current; exit 1 when they are not")
@@ -226,6 +278,23 @@ def _shape(text: str) -> tuple[int, ...]:
             f"{text!r} is not M,N,K: give three positive whole numbers, for example 4096,4096,4096"
         )
     return shape
+
+
+def _values(text: str) -> dict[str, int]:
+    pairs = [part.partition("=") for part in text.split(",")]
+    names = [name for name, _, _ in pairs]
+    if len(set(names)) < len(names) or not all(value.isdecimal() and value.isascii() for _, _, value in pairs):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not axis=value,...: give each axis once with a whole number, for example grid=1"
+        )
+    return {name: int(value) for name, _, value in pairs}
+
+
+def _point(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no point: give whole numbers with commas between them") from None
 
 
 def _build(a: argparse.Namespace) -> int:
@@ -314,7 +383,18 @@ def _launch(a: argparse.Namespace) -> None:
 
     experiment = load_experiment(a.experiment)
     binary = load_binary(experiment, a.manifest)
-    launcher.run(a.gpu, experiment, binary.variant, load_device(a.arch), binary.cubin, a.shape)
+    launcher.run(
+        a.gpu,
+        experiment,
+        binary.variant,
+        load_device(a.arch),
+        a.cubin or binary.cubin,
+        a.shape,
+        a.launches,
+        instrumented=a.instrumented,
+        compare=a.check,
+        sms=a.sms,
+    )
 
 
 def _profile(a: argparse.Namespace) -> None:
@@ -339,6 +419,33 @@ def _profile(a: argparse.Namespace) -> None:
     )
 
 
+def _sanitize(a: argparse.Namespace) -> None:
+    from rungs import sanitize
+    from rungs.variants import load_experiment
+
+    experiment = load_experiment(a.experiment)
+    variant = experiment.variant(a.variant)
+    sanitize.sanitize(experiment, variant, a.arch, a.manifest, a.tool, _gpu(a.gpu), a.output, time_limit_s=a.time_limit)
+
+
+def _sanitize_mutations(a: argparse.Namespace) -> None:
+    from rungs import clock, mutants
+
+    gpu = None if a.build_only else clock.choose(a.gpu)
+    if gpu is None and not a.build_only:
+        raise RungsError("There is no GPU here: give --build-only, and run the same folder where there is one.")
+    mutants.run(a.output, a.arch, a.toolchain, a.tool, gpu, a.jobs, a.time_limit, a.places)
+
+
+def _sanitizer_tables(a: argparse.Namespace) -> None:
+    from rungs import provenance, sanitizepages
+
+    if a.experiment:
+        sanitizepages.write(a.results, a.experiment, provenance.stale(a.results, [a.experiment]))
+    if a.mutations:
+        sanitizepages.write_mutations(a.results, provenance.stale_mutations(a.results))
+
+
 def _aggregate(a: argparse.Namespace) -> None:
     from rungs import aggregate
 
@@ -352,12 +459,17 @@ def _effects(a: argparse.Namespace) -> None:
 
 
 def _plot(a: argparse.Namespace) -> None:
-    from rungs import countplots, plots, provenance
+    from rungs import countplots, curves, plots, provenance
     from rungs.variants import load_experiment
 
     if a.kinds == ["counts"]:
         for name in a.of:
             countplots.draw(a.results, a.experiment, name)
+        return
+    if a.kinds == ["points"]:
+        old = provenance.stale(a.results, [a.experiment])
+        for name in a.of:
+            curves.draw(a.results, a.experiment, name, old)
         return
     ladders = load_experiment(a.experiment).ladders
     shown = [variant.name for name in a.of if name in ladders for variant in ladders[name].rungs.values()]
@@ -401,18 +513,30 @@ def _step(a: argparse.Namespace) -> int:
 def _emulate(a: argparse.Namespace) -> int:
     from rungs import build
     from rungs.emulator import verb
-    from rungs.variants import load_experiment
+    from rungs.variants import GEMM, load_experiment
 
     if a.experiment:
         experiment = load_experiment(a.experiment)
         variant = experiment.variant(a.variant)
     else:
         experiment, variant = build.find_variant(a.variant)
+    sizes = {"m": a.m, "n": a.n, "k": a.k}
+    if experiment.workload == GEMM:
+        if a.at:
+            raise RungsError(f"{experiment.name} is a GEMM, whose problem is not given by --at: give --m, --n and --k.")
+        problem = tuple({"m": 512, "n": 512, "k": 1024}[name] if v is None else v for name, v in sizes.items())
+    else:
+        if given := [f"--{name}" for name, value in sizes.items() if value is not None]:
+            raise RungsError(
+                f"{given[0]} is of a GEMM, and {experiment.name} has the axes {', '.join(experiment.axis_names)}: give --at"
+                f" {experiment.axis_names[0]}=..."
+            )
+        problem = verb.at_point(experiment, variant, a.arch, a.at or {})
     return verb.run(
         experiment,
         variant,
         a.arch,
-        (a.m, a.n, a.k),
+        problem,
         a.ptx,
         schedule=a.schedule,
         delivery=a.delivery,
@@ -458,6 +582,25 @@ def _counter_tables(a: argparse.Namespace) -> None:
     equality.write(a.results, a.experiment)
 
 
+def _advise(a: argparse.Namespace) -> None:
+    from rungs import advise, clock, provenance
+
+    results = a.results
+    if results is None:
+        try:
+            gpu = clock.choose("auto")
+        except RungsError:
+            gpu = None
+        live = [Path("results") / gpu.slug] if gpu else []
+        known = advise.sets_with_copies([*live, *provenance.recorded_sets()])
+        if not known:
+            raise RungsError(
+                "No results set has points of copy_intensity: run `snakemake --config experiments=copy_intensity` on a GPU."
+            )
+        results = known[0]
+    advise.run(results, provenance.stale(results, list(advise.EXPERIMENTS)))
+
+
 def _trace(a: argparse.Namespace) -> int:
     from rungs import provenance
 
@@ -479,7 +622,7 @@ def _reaffirm(a: argparse.Namespace) -> None:
 def _record(a: argparse.Namespace) -> None:
     from rungs import provenance
 
-    provenance.record(a.results, a.experiment)
+    provenance.record(a.results, a.experiment, a.gaps)
 
 
 def _readme(a: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from rungs import schemas
 from rungs.counts import SHARED, Cell, Shape, read_cells
 from rungs.files import sha256_json, write_text
 from rungs.tables import count_text, grid
-from rungs.variants import Experiment, Ladder, levels_of, load_experiment
+from rungs.variants import GEMM, Experiment, Ladder, levels_of, load_experiment
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "LDS": ("lds",),
@@ -19,10 +19,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "TMA": ("tma_load", "tma_store"),
     "mma": ("hmma",),
 }
-HEADERS = (
-    *COLUMNS,
-    *("shared wavefronts", "per instruction", "conflicts", "wavefronts per tile", "LSU instructions per tile"),
-)
+PER_LAUNCH = (*COLUMNS, "shared wavefronts", "per instruction", "conflicts")
+HEADERS = (*PER_LAUNCH, "wavefronts per tile", "LSU instructions per tile")
 Cells = Mapping[tuple[str, Shape], Cell]
 
 
@@ -55,7 +53,8 @@ def write_index(
             parts += [
                 ladder_table(results, experiment, ladder, cells, shape) for shape in shapes_shown(experiment, cells)[:1]
             ]
-            parts.append(figure(ladder, f"figures/{name}"))
+            if experiment.workload == GEMM:
+                parts.append(figure(ladder, f"figures/{name}"))
         if name in factorials:
             parts += [f"### [Factorial: all combinations](md/{name}_factorial.md)"]
             parts.append(coverage(results, name, "factorial_coverage"))
@@ -69,7 +68,8 @@ def render(results: Path, experiment: Experiment, ladders: Sequence[str]) -> str
     for ladder in (experiment.ladders[name] for name in ladders):
         parts.append(f"## Ladder {ladder.name}: {ladder.title}")
         parts += [ladder_table(results, experiment, ladder, cells, s) for s in shapes_shown(experiment, cells)]
-        parts.append(figure(ladder, f"../figures/{experiment.name}"))
+        if experiment.workload == GEMM:
+            parts.append(figure(ladder, f"../figures/{experiment.name}"))
     parts += ["## Coverage", coverage(results, experiment.name, "coverage")]
     return "\n\n".join(parts) + "\n"
 
@@ -114,6 +114,8 @@ def render_factorial(results: Path, experiment: Experiment) -> str:
 def shapes_shown(experiment: Experiment, cells: Cells) -> list[Shape]:
     """The profiled shapes among those counted, or else the largest K of each M and N; largest first."""
     counted = {shape for _, shape in cells}
+    if experiment.workload != GEMM:
+        return list(dict.fromkeys(shape for _, shape in cells))
     profiled = {(int(s[0]), int(s[1]), int(s[2])) for s in experiment.profile_shapes} & counted
     deepest = {max(shape for shape in counted if shape[:2] == size) for size in {shape[:2] for shape in counted}}
     return sorted(profiled or deepest, reverse=True)
@@ -121,22 +123,28 @@ def shapes_shown(experiment: Experiment, cells: Cells) -> list[Shape]:
 
 def ladder_table(results: Path, experiment: Experiment, ladder: Ladder, cells: Cells, shape: Shape) -> str:
     """A row per rung: warp instructions of the launch by kind, and what they cost shared memory."""
+    gemm, headers = experiment.workload == GEMM, HEADERS if experiment.workload == GEMM else PER_LAUNCH
     rows = [
-        [rung, ", ".join(levels_of(experiment, ladder, rung)), *row(cells.get((variant.name, shape)))]
+        [rung, ", ".join(levels_of(experiment, ladder, rung)), *row(cell)[: len(headers)]]
         for rung, variant in ladder.rungs.items()
+        if (cell := cells.get((variant.name, shape))) or gemm
     ]
-    head = (
-        f"M={shape[0]}, N={shape[1]}, K={shape[2]}: warp instructions of one launch; k, M, G are powers of 1000; a tile is one K"
-        f" tile of a CTA; what TMA writes to shared memory is in no count of wavefronts{f'; {sizes}' if (sizes := tile_sizes(experiment, ladder)) else ''}."
-    )
+    if not rows:
+        return ""
+    if gemm:
+        what = f"M={shape[0]}, N={shape[1]}, K={shape[2]}: warp instructions of one launch; k, M, G are powers of 1000; a tile is one K tile of a CTA"
+    else:
+        what = f"{experiment.describe(shape)}: warp instructions of one launch; k, M, G are powers of 1000"
+    sizes = tile_sizes(experiment, ladder) if gemm else ""
+    head = f"{what}; what TMA writes to shared memory is in no count of wavefronts{f'; {sizes}' if sizes else ''}."
     names = [variant.name for variant in ladder.rungs.values()]
     gaps = dict.fromkeys(f"{c.status}: {c.reason}" for n in names if (c := cells.get((n, shape))) and c.reason)
     return "\n\n".join(
         [
             head,
-            grid(["rung", "what it is", *HEADERS], rows),
+            grid(["rung", "what it is", *headers], rows),
             *(f"<sub>{gap}</sub>" for gap in gaps),
-            f"**{conclusion(ladder, cells, shape)}**",
+            f"**{conclusion(experiment, ladder, cells, shape)}**",
             f"<sub>{made_from(results, experiment, names)}</sub>",
         ]
     )
@@ -158,14 +166,14 @@ def row(cell: Cell | None) -> list[str]:
     ]
 
 
-def conclusion(ladder: Ladder, cells: Cells, shape: Shape) -> str:
+def conclusion(experiment: Experiment, ladder: Ladder, cells: Cells, shape: Shape) -> str:
     """The rungs with the fewest and the most wavefronts in a launch, and what the path changes from end to end."""
     counted = {
         rung: cell
         for rung, variant in ladder.rungs.items()
         if (cell := cells.get((variant.name, shape))) and cell.status == "ok"
     }
-    where = f"At {'x'.join(map(str, shape))}"
+    where = f"At {experiment.describe(shape)}" + ("" if experiment.workload == GEMM else ",")
     if len(counted) < 2:
         return f"{where} fewer than two rungs have counts, so there is nothing to compare."
     waves = {rung: cell.wavefronts for rung, cell in counted.items()}
@@ -173,7 +181,7 @@ def conclusion(ladder: Ladder, cells: Cells, shape: Shape) -> str:
     if fewest == most:
         said = f"every rung needs {count_text(fewest)} shared-memory wavefronts"
     else:
-        least, dearest = (_those(counted, waves, value) for value in (fewest, most))
+        least, dearest = (_those(experiment, counted, waves, value) for value in (fewest, most))
         said = f"{least} the fewest shared-memory wavefronts, and {dearest} the most"
     first, last = ladder.path[0], ladder.path[-1]
     if first in counted and last in counted:
@@ -185,9 +193,11 @@ def conclusion(ladder: Ladder, cells: Cells, shape: Shape) -> str:
     return f"{where} {said}."
 
 
-def _those(cells: Mapping[str, Cell], waves: Mapping[str, float], value: float) -> str:
+def _those(experiment: Experiment, cells: Mapping[str, Cell], waves: Mapping[str, float], value: float) -> str:
     """The rungs of that many wavefronts, with the count: `S1 (75.5 M, 576 per tile) needs`."""
     names = [name for name, each in waves.items() if each == value]
+    if experiment.workload != GEMM:
+        return f"{', '.join(names)} ({count_text(value)}) need{'s' if len(names) == 1 else ''}"
     per_tile = " or ".join(dict.fromkeys(f"{cells[name].wavefronts_per_tile:.4g}" for name in names))
     return f"{', '.join(names)} ({count_text(value)}, {per_tile} per tile) need{'s' if len(names) == 1 else ''}"
 
@@ -211,11 +221,14 @@ def figure(ladder: Ladder, folder: str) -> str:
 
 def coverage(results: Path, name: str, kind: str) -> str:
     """How many variants are right and counted at every shape, and what the others lack."""
-    frame = schemas.read_csv("coverage", results / "data" / name / f"{kind}.csv")
+    experiment = load_experiment(name)
+    frame = schemas.read_csv(experiment.kind("coverage"), results / "data" / name / f"{kind}.csv")
     bad = frame[frame["status"] != "ok"]
     total, shapes = frame["variant"].nunique(), frame.groupby("variant").size().max()
     good = total - bad["variant"].nunique()
-    lines = [f"{good} of {total} variants are right and free of races, and counted at all of {shapes} shapes."]
+    lines = [
+        f"{good} of {total} variants are right and free of races, and counted at all of {shapes} {'shapes' if experiment.workload == GEMM else 'points'}."
+    ]
     lines += [f"- {each.variant}: {each.status}: {each.reason}" for each in bad.drop_duplicates("variant").itertuples()]
     return "\n".join(lines)
 

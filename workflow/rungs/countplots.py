@@ -46,7 +46,7 @@ def plot(
 ) -> Figure:
     """A column per rung and a row per count; `labels` says what a rung is."""
     shapes = {shape for name, shape in cells if name in {variant.name for variant in ladder.rungs.values()}}
-    sizes, depths = sorted({shape[:2] for shape in shapes}), sorted({shape[2] for shape in shapes})
+    sizes, depths = sorted({(shape[0], shape[1]) for shape in shapes}), sorted({shape[2] for shape in shapes})
     across = len(ladder.rungs)
     panel_width, panel_height = 0.45 + 0.62 * len(sizes), 0.95 + 0.3 * len(depths)
     heads = {rung: textwrap.wrap(label, max(14, int(panel_width * 13))) for rung, label in labels.items()}

@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 
 from rungs import schemas
-from rungs.aggregate import Recording, frame_of, read_recording
+from rungs.aggregate import Recording, frame_of, read_recording, where
 from rungs.emulator.device import KINDS
 from rungs.emulator.metrics import SECTOR
-from rungs.variants import Experiment, Variant, load_experiment
+from rungs.variants import GEMM, Experiment, Variant, load_experiment
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 LSU = ("ldgsts", "ldg", "stg", "sts", "stsm", "lds", "ldsm")
 """Kinds that go through the load-store unit; a TMA instruction does not."""
 SHARED = ("ldgsts", "sts", "stsm", "lds", "ldsm")
@@ -25,8 +25,11 @@ PREFIX = {"ladders": "", "factorial": "factorial_"}
 
 def run(results: Path, experiment_name: str, variants: Sequence[str], part: str) -> None:
     """Write `data/<experiment>/counts.csv` and `coverage.csv` of these variants; of the factorial with its prefix."""
-    for kind, frame in count(results, load_experiment(experiment_name), variants).items():
-        schemas.write_csv(kind, frame, results / "data" / experiment_name / f"{PREFIX[part]}{kind}.csv")
+    experiment = load_experiment(experiment_name)
+    for kind, frame in count(results, experiment, variants).items():
+        schemas.write_csv(
+            experiment.kind(kind), frame, results / "data" / experiment_name / f"{PREFIX[part]}{kind}.csv"
+        )
 
 
 def count(results: Path, experiment: Experiment, variants: Sequence[str]) -> dict[str, pd.DataFrame]:
@@ -35,24 +38,32 @@ def count(results: Path, experiment: Experiment, variants: Sequence[str]) -> dic
     coverage: list[dict[str, Any]] = []
     for name in variants:
         variant = experiment.variant(name)
-        recording = read_recording("emulate", results / "csv" / "emulate" / experiment.name / f"{name}.csv", name)
-        for shape, frame in by_shape(recording):
+        recording = read_recording(
+            experiment.kind("emulate"), results / "csv" / "emulate" / experiment.name / f"{name}.csv", name
+        )
+        for shape, frame in by_shape(experiment, recording):
             rows += _counts(experiment, variant, shape, frame)
             status, reason = _worst(frame)
-            where = dict(zip("mnk", shape, strict=True))
-            coverage.append({"variant": name, "what": "emulate", **where, "status": status, "reason": reason})
-    return {"counts": frame_of("counts", rows), "coverage": frame_of("coverage", coverage)}
+            cells = where(experiment, shape)
+            coverage.append({"variant": name, "what": "emulate", **cells, "status": status, "reason": reason})
+    frames = {"counts": rows, "coverage": coverage}
+    return {name: frame_of(experiment.kind(name), found) for name, found in frames.items()}
 
 
-def by_shape(recording: Recording) -> list[tuple[Shape, pd.DataFrame]]:
+def by_shape(experiment: Experiment, recording: Recording) -> list[tuple[Shape, pd.DataFrame]]:
     """The rows of each shape that was asked for, in that order; those of the small problem's checks are left out."""
     frame = recording.frame[~recording.frame["metric"].str.startswith("check ")]
-    groups = {(int(m), int(n), int(k)): rows for (m, n, k), rows in frame.groupby(["m", "n", "k"], sort=False)}
+    found = frame.groupby(list(experiment.axis_names), sort=False)
+    groups = {tuple(int(value) for value in point): rows for point, rows in found}
     return [(shape, groups[shape]) for shape in map(tuple, recording.manifest["shapes"])]
 
 
 def tiles(experiment: Experiment, variant: Variant, shape: Shape) -> int:
-    """K tiles of all tiles of C: how often a CTA loads a tile of A and one of B and multiplies them."""
+    """K tiles of all tiles of C: how often a CTA loads a tile of A and one of B and multiplies them. What is no GEMM has none:
+    its counts are per launch.
+    """
+    if experiment.workload != GEMM:
+        return 1
     values = experiment.values(variant)
     m, n, k = shape
     return m // values["TILE_M"] * (n // values["TILE_N"]) * (k // values["TILE_K"])
@@ -64,7 +75,7 @@ def _counts(experiment: Experiment, variant: Variant, shape: Shape, frame: pd.Da
     common = {
         "variant": variant.name,
         "rungs": " ".join(experiment.rung_names(variant)),
-        **dict(zip("mnk", shape, strict=True)),
+        **where(experiment, shape),
         "run_id": frame["run_id"].iloc[0],
         "status": status,
         "reason": reason,
@@ -130,6 +141,8 @@ class Cell:
 
 def read_cells(results: Path, experiment_name: str, part: str = "ladders") -> dict[tuple[str, Shape], Cell]:
     """(variant, shape) -> its counts."""
-    frame = schemas.read_csv("counts", results / "data" / experiment_name / f"{PREFIX[part]}counts.csv")
-    groups = frame.groupby(["variant", "m", "n", "k"], sort=False)
-    return {(str(v), (int(m), int(n), int(k))): Cell(rows) for (v, m, n, k), rows in groups}
+    experiment = load_experiment(experiment_name)
+    path = results / "data" / experiment_name / f"{PREFIX[part]}counts.csv"
+    frame = schemas.read_csv(experiment.kind("counts"), path)
+    groups = frame.groupby(["variant", *experiment.axis_names], sort=False)
+    return {(str(v), tuple(int(value) for value in point)): Cell(rows) for (v, *point), rows in groups}

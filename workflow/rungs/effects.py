@@ -78,7 +78,7 @@ def effects(results: Path, experiment: Experiment, arch: str) -> dict[str, pd.Da
         if share := few.get((row["variant"], (row["m"], row["n"], row["k"]))):
             why = f"Only {share.rounds} rounds have both unflagged, and under {stats.FEWEST} there is no interval."
             row |= {"status": "flagged", "reason": why}
-    corners = {(row["variant"], (row["m"], row["n"], row["k"])): row for row in rows}
+    corners: Corners = {(row["variant"], (row["m"], row["n"], row["k"])): row for row in rows}
     return {
         "corners": aggregate.frame_of("corners", rows),
         "effects": aggregate.frame_of("effects", _effect_rows(measured, corners, shares)),
@@ -218,7 +218,7 @@ def _counters(measured: Measured) -> dict[tuple[str, Shape], dict[str, float]]:
         "shared_wavefronts": wavefronts,
         "tensor_busy_percent": [TENSOR],
     }
-    found = {}
+    found: dict[tuple[str, Shape], dict[str, float]] = {}
     for name, recording in measured.recordings.profiles.items():
         frame = recording.frame[recording.frame["value"].notna()]
         for (m, n, k), group in frame.groupby(["m", "n", "k"]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -10,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from cuda.bindings import driver
 
-from rungs import launcher
+from rungs import launcher, workloads
 from rungs import plan as plans
-from rungs.errors import RungsError
-from rungs.variants import Device, Experiment, Variant
+from rungs.errors import Refused, RungsError
+from rungs.variants import GEMM, Device, Experiment, Variant
 
 CONTROL = "control"
 STAMP_SLOTS = 1024
@@ -69,8 +71,13 @@ def draw(torch: Any, fill: str, shape: tuple[int, int], generator: Any) -> Any:
     return drawn.to(torch.bfloat16)
 
 
+def open_session(experiment: Experiment, uuid: str) -> Session:
+    """The session in which an experiment's binaries are checked and timed."""
+    return Session(uuid) if experiment.workload == GEMM else WorkSession(uuid)
+
+
 class Session:
-    """One GPU in this process. Not to be shared between threads."""
+    """One GPU in this process, for GEMMs. Not to be shared between threads."""
 
     def __init__(self, uuid: str) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = uuid
@@ -87,7 +94,17 @@ class Session:
         self.l2_bytes: int = properties.L2_cache_size
         self.stream = torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)
-        self.arms: dict[str, Arm] = {}
+        self.arms: dict[str, Any] = {}
+        self.refused: dict[str, str] = {}  # arms that do not support the problem, and why
+        attribute = driver.CUdevice_attribute
+        clock_khz, bus_bits = (
+            int(launcher.check(driver.cuDeviceGetAttribute(name, 0), "Reading the memory's clock and width"))
+            for name in (
+                attribute.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
+                attribute.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH,
+            )
+        )
+        self.dram_bytes_per_us: float = 2 * clock_khz / 1e3 * bus_bits / 8  # two transfers a cycle
         self.graphs: dict[str, Any] = {}
         self.sets: list[Buffers] = []
         self.captured = 0  # launches in each graph
@@ -115,7 +132,9 @@ class Session:
         Raises Refused where its shared memory does not fit and RungsError where the occupancy is not the pinned one.
         """
         function = self._function(cubin, experiment.entry)
-        launcher.allow_shared_memory(function, experiment, variant, device)
+        launcher.allow_shared_memory(
+            function, experiment, variant, device, *plans.resources(experiment, variant, device)
+        )
         self.arms[arm] = Arm(experiment, variant, device, function)
 
     # ---- problem -----------------------------------------------------------------------------------------------------
@@ -188,7 +207,7 @@ class Session:
         self.torch.cuda.synchronize()
         results = [buffers.c for buffers in (self.sets[: self.captured] if replay else self.sets[:1])]
         unwritten = sum(int(self.torch.isnan(c).sum()) for c in results)
-        bits = [self._fingerprint(c) for c in results]
+        bits = [self.fingerprint(c) for c in results]
         if any(other != bits[0] for other in bits):
             bits = [f"{len(set(bits))} different results"]
         if replay:
@@ -197,7 +216,7 @@ class Session:
         difference = float((results[0].to(self.reference.dtype) - self.reference).norm() / self.reference.norm())
         return Outcome(unwritten, equal, difference, bits[0])
 
-    def _fingerprint(self, c: Any) -> str:
+    def fingerprint(self, c: Any) -> str:
         """128 bits over the bits of C, four elements to a word: two sums of the words, weighted by their place.
 
         The integers wrap, and every weight is odd, so that a change of one word changes both sums. SHA-256 would take the
@@ -220,7 +239,7 @@ class Session:
         graph.capture_begin()
         try:
             for index in range(launches):
-                self.launch(arm, index % len(self.sets))
+                self.launch(arm, index % self.rotation)
         finally:
             graph.capture_end()
         self.graphs[arm] = graph
@@ -267,3 +286,168 @@ class Session:
         """Versions and sizes for the manifest."""
         torch = self.torch
         return {"torch": torch.__version__, "cuda": torch.version.cuda, "sms": self.sms, "l2_bytes": self.l2_bytes}
+
+
+@dataclass
+class WorkArm(Arm):
+    """`operands` are the arm's own of the current point, `tensors` where they lie; one launch, without rotation."""
+
+    operands: dict[str, workloads.Operand] = field(default_factory=dict)
+    tensors: dict[str, Any] = field(default_factory=dict)
+
+
+class WorkSession(Session):
+    """A session for experiments whose points are not M, N and K. The control copies the largest input."""
+
+    def load(self, arm: str, experiment: Experiment, variant: Variant, device: Device, cubin: Path) -> None:
+        """Load a variant's binary under an arm's name; what a point needs of an SM is looked at with the point."""
+        self.arms[arm] = WorkArm(experiment, variant, device, self._function(cubin, experiment.entry))
+
+    def set_problem(self, problem: tuple[int, ...], fill: str, seed: int, l2: str = "hot") -> int:
+        """Draw the operands of every arm at the point, and prepare its launch. Equal operands of two arms are one buffer.
+
+        `fill` is `normal`, or `integer` (whole numbers of -8..8). An arm that does not support the point stands in `refused`
+        with the reason. Raises Refused for cold caches.
+        """
+        if l2 != "hot":
+            raise Refused("Buffers rotate for GEMMs alone: take l2 hot, and payloads larger than L2.")
+        self.graphs.clear()
+        self.fill, self.point, self.seed = fill, problem, seed
+        self._buffers: dict[Any, Any] = {}
+        for arm in self.arms.values():
+            arm.launches, arm.operands, arm.tensors = [], {}, {}
+        self.refused = {}
+        for name, arm in self.arms.items():
+            workload, of = workloads.of(arm.experiment), (arm.experiment, arm.variant, arm.device)
+            try:
+                workload.check(*of, problem)
+                operands = workload.operands(*of, problem, self.sms)
+                tensors = {key: self._buffer(arm, key, operand) for key, operand in operands.items()}
+                addresses = {key: tensor.data_ptr() for key, tensor in tensors.items()}
+                launched = workload.plan(*of, problem, addresses, self.sms)
+                x, y, z = launched.block
+                pinned = workload.ctas_per_sm(*of, problem)
+                launcher.allow_shared_memory(arm.function, *of, launched.smem_bytes, x * y * z, pinned)
+                launch = launcher.prepare(arm.function, launched, arm.variant.name)
+            except Refused as refusal:
+                self.refused[name] = str(refusal)
+                continue
+            arm.operands, arm.tensors = operands, tensors
+            arm.launches = [functools.partial(self._on_stream, launch)]
+        if len(self.refused) == len(self.arms):
+            raise Refused(next(iter(self.refused.values())))
+        inputs = [arm.tensors[n] for arm in self.arms.values() for n, o in arm.operands.items() if o.role == "input"]
+        self.source = max(inputs, key=lambda tensor: tensor.numel() * tensor.element_size())
+        self.copied = self.torch.empty_like(self.source)
+        self.torch.cuda.synchronize()
+        return 0
+
+    def _on_stream(self, launch: Callable[[int], None]) -> None:
+        launch(self.stream.cuda_stream)
+
+    @property
+    def rotation(self) -> int:
+        return 1
+
+    def _buffer(self, arm: WorkArm, name: str, operand: workloads.Operand) -> Any:
+        made_by = arm.variant.name if operand.make else ""
+        key = (name, operand.shape, operand.dtype, operand.role, made_by)
+        if key not in self._buffers:
+            self._buffers[key] = self._draw(operand)
+        return self._buffers[key]
+
+    def _draw(self, operand: workloads.Operand) -> Any:
+        """A tensor with the operand's values; unsigned integers as the signed ones of their width, which have the same bits."""
+        torch = self.torch
+        kind = getattr(torch, operand.dtype.removeprefix("u") if operand.dtype != "uint8" else "uint8")
+        if operand.role != "input":
+            return torch.empty(operand.shape, dtype=kind, device="cuda")
+        generator = torch.Generator(device="cuda").manual_seed(self.seed)
+        if operand.make is not None:
+            made = workloads.host_values(operand, self.fill, np.random.default_rng(self.seed))
+            signed = made.view(operand.dtype.removeprefix("u")) if operand.dtype != "uint8" else made
+            return torch.from_numpy(np.ascontiguousarray(signed)).cuda()
+        options = {"generator": generator, "device": "cuda"}
+        if self.fill == "integer" or not kind.is_floating_point:
+            low, high = workloads.INTEGERS if kind.is_floating_point else (0, 1 << 8)
+            return torch.randint(low, high + 1, operand.shape, **options).to(kind)
+        return torch.randn(operand.shape, dtype=kind, **options)
+
+    def launch(self, arm: str, buffer_set: int = 0) -> None:
+        if arm == CONTROL:
+            self.copied.copy_(self.source)
+        else:
+            self.arms[arm].launches[buffer_set]()
+
+    def poison(self) -> None:
+        self.copied.fill_(-1)
+        for arm in self.arms.values():
+            for name, operand in arm.operands.items():
+                if operand.role != "input":
+                    arm.tensors[name].fill_(float("nan") if arm.tensors[name].is_floating_point() else -1)
+
+    def outcome(self, arm: str, replay: bool = False) -> Outcome:
+        """Poison every result, launch, and compare with what is expected; or replay the timed graph and only fingerprint."""
+        self.poison()
+        if replay:
+            self.replay(arm)
+        else:
+            self.launch(arm)
+        self.torch.cuda.synchronize()
+        if arm == CONTROL:
+            same = bool(self.torch.equal(self.copied, self.source))
+            return Outcome(0, same, 0.0 if same else math.inf, self.fingerprint(self.copied))
+        found = self.arms[arm]
+        results = {n: found.tensors[n] for n, operand in found.operands.items() if operand.role == "output"}
+        bits = "".join(self.fingerprint(result) for result in results.values())
+        if replay:
+            unwritten = sum(int(self.torch.isnan(r).sum()) for r in results.values() if r.is_floating_point())
+            return Outcome(unwritten, False, math.nan, bits)
+        return self._compared(found, results, bits)
+
+    def _compared(self, arm: WorkArm, results: Mapping[str, Any], bits: str) -> Outcome:
+        torch = self.torch
+        inputs = {n: self._wide(arm, n) for n, operand in arm.operands.items() if operand.role == "input"}
+        of = (arm.experiment, arm.variant, arm.device, self.point, self.sms, inputs)
+        expected = workloads.of(arm.experiment).expected(*of)
+        unwritten, equal, error = 0, True, 0.0
+        for name, result in results.items():
+            right = expected[name].reshape(result.shape)
+            if result.is_floating_point():
+                unwritten += int(torch.isnan(result).sum())
+                equal &= bool(torch.equal(result.double(), right.double()))
+                norm = float(right.double().norm())
+                error = max(error, float((result.double() - right.double()).norm()) / (norm or 1.0))
+            else:
+                mask = (1 << 8 * result.element_size()) - 1 if result.element_size() < 8 else -1
+                differs = (self._wide(arm, name) & mask) != (right.to(torch.int64) & mask)
+                unwritten += int((differs & (result == -1)).sum())
+                equal &= not bool(differs.any())
+                error = max(error, math.inf if bool(differs.any()) else 0.0)
+        return Outcome(unwritten, equal, error, bits)
+
+    def _wide(self, arm: WorkArm, name: str) -> Any:
+        """A tensor as `expected` takes it: float64, or int64 without the sign that an unsigned integer of 32 bits got."""
+        tensor = arm.tensors[name]
+        if tensor.is_floating_point():
+            return tensor.double()
+        wide = tensor.to(self.torch.int64)
+        unsigned = np.dtype(arm.operands[name].dtype).kind == "u" and tensor.element_size() < 8
+        return wide & (1 << 8 * tensor.element_size()) - 1 if unsigned else wide
+
+    def fingerprint(self, c: Any) -> str:
+        """As of a GEMM's result; what ends within a word of 8 bytes is filled up with zeros."""
+        flat = c.reshape(-1).view(self.torch.uint8)
+        if left := flat.numel() % 8:
+            flat = self.torch.cat([flat, flat.new_zeros(8 - left)])
+        return super().fingerprint(flat)
+
+    def cycles(self, arm: str) -> float:
+        """Launch once, and read the kernel's own clock: cycles for one unit of its work."""
+        self.launch(arm)
+        self.torch.cuda.synchronize()
+        found = self.arms[arm]
+        workload, of = workloads.of(found.experiment), (found.experiment, found.variant, found.device)
+        name = next(n for n, operand in found.operands.items() if operand.role == "cycles")
+        values = found.tensors[name].cpu().numpy().astype(np.int64)
+        return workloads.cycles_per_unit(values, workload.work(*of, self.point, self.sms))

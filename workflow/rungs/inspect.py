@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rungs import schemas
+from rungs import plan, schemas
 from rungs.build import pip_cuda_tool, system_cuda_tool
 from rungs.errors import RungsError
 from rungs.files import read_json, sha256_file
-from rungs.variants import CONFIG, Device, Variant, load_device, load_experiment
+from rungs.variants import CONFIG, GEMM, Device, Variant, load_device, load_experiment
 
 TENSOR = ("HMMA", "HGMMA")
 """Opcodes that make a loop the main one."""
@@ -200,8 +200,8 @@ def load_evidence(path: Path = CONFIG / "evidence.yaml") -> dict[str, list[dict[
     return rules
 
 
-def rules_of(variant: Variant) -> list[Rule]:
-    """The rules that a variant's levels call for, in the file's order."""
+def rules_of(variant: Variant, arch: str = "") -> list[Rule]:
+    """The rules that a variant's levels call for, in the file's order; those for other architectures than `arch` are left out."""
     wanted = load_evidence().get(variant.experiment)
     if wanted is None:
         raise RungsError(
@@ -211,6 +211,7 @@ def rules_of(variant: Variant) -> list[Rule]:
         Rule(rule["name"], scope, opcode, need == "must")
         for rule in wanted
         if all(variant.level(factor) in levels for factor, levels in rule.get("levels", {}).items())
+        if not arch or arch in rule.get("architectures", (arch,))
         for scope in SCOPES
         for need in ("must", "must_not")
         for opcode in rule.get(scope, {}).get(need, ())
@@ -257,7 +258,7 @@ def inspect(name: str, arch: str, manifest_path: Path, toolchain: str) -> list[d
     for kind, scope in (("opcode", "loop"), ("opcode_total", "kernel")):
         rows += [(kind, opcode, count, "ok", "") for opcode, count in sorted(counts[scope].items())]
     rows += _resources(manifest, load_device(arch), resource_usage(cubin, toolchain))
-    for rule in rules_of(load_experiment(manifest["experiment"]).variant(name)):
+    for rule in rules_of(load_experiment(manifest["experiment"]).variant(name), arch):
         count = sum(n for opcode, n in counts[rule.scope].items() if matches(opcode, rule.opcode))
         reason = "" if (count > 0) == rule.wanted else _objection(name, arch, rule, count)
         rows.append(("evidence", rule.row, count, MISSING if reason else "ok", reason))
@@ -281,7 +282,8 @@ def _resources(
     name, ptxas = manifest["variant"], manifest["ptxas"]
     smem = ptxas["smem_static_bytes"] + manifest["smem_dynamic_bytes"]
     ctas = ctas_per_sm(device, usage["registers"], smem, manifest["threads"])
-    pinned = device.pinned(manifest["experiment"])
+    experiment = load_experiment(manifest["experiment"])
+    _, _, pinned = plan.resources(experiment, experiment.variant(name), device)
     values = {
         "registers": usage["registers"],
         "stack_bytes": usage["stack_bytes"],
@@ -298,7 +300,8 @@ def _resources(
         for resource in ("stack_bytes", "spill_store_bytes", "spill_load_bytes")
         if values[resource]
     }
-    if ctas != pinned:
+    # A workload that is no GEMM pins no number by its shared memory: it needs room for so many.
+    if pinned is not None and (ctas < pinned if experiment.workload != GEMM else ctas != pinned):
         reasons["ctas_per_sm"] = (
             f"{name} for {device.arch} fits {ctas} CTAs per SM where {pinned} are pinned ({usage['registers']} registers, {smem}"
             " bytes of shared memory): its steps are not controlled."

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,15 @@ import numpy as np
 from cuda.bindings import driver
 
 from rungs import plan as plans
-from rungs.errors import RungsError
-from rungs.variants import Device, Experiment, Variant
+from rungs import workloads
+from rungs.errors import Refused, RungsError
+from rungs.variants import GEMM, Device, Experiment, Variant
 
 LAUNCHES = 3
 """Of a profiled process: the last is counted, when caches and instruction memory are warm."""
 SEED = 1
+ELEMENTS = {2: "BFLOAT16", 4: "FLOAT32"}
+"""The type of a tensor map's elements by their bytes: a copy does not look at it beyond its size."""
 
 
 def check(result: Any, what: str) -> Any:
@@ -37,23 +43,38 @@ def load_function(cubin: Path, entry: str) -> tuple[Any, Any]:
     return library, check(driver.cuKernelGetFunction(kernel), f"Finding {entry} in {cubin}")
 
 
-def allow_shared_memory(function: Any, experiment: Experiment, variant: Variant, device: Device) -> None:
-    """Let the kernel have the shared memory of its plan, and look at how many CTAs an SM then holds.
+def allow_shared_memory(
+    function: Any,
+    experiment: Experiment,
+    variant: Variant,
+    device: Device,
+    smem: int,
+    threads: int,
+    pinned: int | None,
+    instrumented: bool = False,
+) -> None:
+    """Let the kernel have its dynamic shared memory, and look at how many CTAs of so many threads an SM then holds.
 
-    Raises Refused where the shared memory does not fit and RungsError where the occupancy is not the pinned one.
+    `pinned` is how many it must be, None where nothing depends on it. Not where the kernel is `instrumented` by a tool, which
+    changes that. Raises RungsError where it is another number, Refused where a point of a workload needs more.
     """
-    smem, attribute = plans.smem_bytes(experiment, variant, device), driver.CUfunction_attribute
+    attribute = driver.CUfunction_attribute
     for name, value in (
         (attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem),
         (attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
     ):
         check(driver.cuFuncSetAttribute(function, name, value), f"Setting {name.name} of {variant.name}")
-    threads = plans.threads(experiment, variant)
+    if instrumented:
+        return
     found = check(
         driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, smem), f"Occupancy of {variant.name}"
     )
-    pinned = device.pinned(experiment.name)
-    if found != pinned:
+    if experiment.workload != GEMM and pinned is not None and found < pinned:
+        raise Refused(
+            f"{variant.name} gets {found} CTAs per SM on this GPU where its point needs {pinned}: take a smaller tile, fewer"
+            " stages or fewer CTAs."
+        )
+    if experiment.workload == GEMM and found != pinned:
         raise RungsError(
             f"{variant.name} gets {found} CTAs per SM on this GPU where {experiment.name} pins {pinned}: occupancy would be"
             f" a second factor, so correct ctas_per_sm in config/devices/{device.arch}.yaml."
@@ -61,11 +82,18 @@ def allow_shared_memory(function: Any, experiment: Experiment, variant: Variant,
 
 
 def prepare(function: Any, plan: plans.Plan, name: str) -> Callable[[int], None]:
-    """A function that launches the plan on a stream (its handle). The kernel's parameters are marshalled once, here."""
+    """A function that launches the plan on a stream (its handle). The kernel's parameters are marshalled once, here.
+
+    A tensor map in global memory is copied there now, and freed with the function.
+    """
     values: list[Any] = []
+    copies: list[int] = []
     for parameter in plan.params:
         if isinstance(parameter, plans.TensorMap):
             values.append(encode(parameter, name))
+        elif isinstance(parameter, plans.InGlobal):
+            copies.append(to_global(encode(parameter.tensor_map, name), name))
+            values.append(ctypes.c_uint64(copies[-1]))
         else:
             value, size = parameter
             values.append((ctypes.c_uint64 if size == 8 else ctypes.c_uint32)(value))
@@ -77,31 +105,77 @@ def prepare(function: Any, plan: plans.Plan, name: str) -> Callable[[int], None]
     config.blockDimX, config.blockDimY, config.blockDimZ = plan.block
     config.sharedMemBytes = plan.smem_bytes
     config.numAttrs = 0
+    if plan.cluster != (1, 1, 1):
+        cluster = driver.CUlaunchAttribute()
+        cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = plan.cluster
+        config.attrs, config.numAttrs = [cluster], 1
     address = ctypes.addressof(pointers)
 
     def launch(stream: int, _held: tuple[Any, ...] = (values, pointers)) -> None:
         config.hStream = stream
         check(driver.cuLaunchKernelEx(config, function, address, 0), f"Launching {name}")
 
+    for copy in copies:
+        weakref.finalize(launch, _free, copy).atexit = False  # the context goes with the process
     return launch
+
+
+def _free(address: int) -> None:
+    driver.cuMemFree(address)
+
+
+def to_global(tensor_map: Any, name: str) -> int:
+    """The address of a copy in global memory of an encoded tensor map. The caller frees it."""
+    address = int(check(driver.cuMemAlloc(128), f"Allocating the tensor map of {name}"))
+    check(driver.cuMemcpyHtoD(address, tensor_map.getPtr(), 128), f"Copying the tensor map of {name}")
+    return address
+
+
+def descriptor_costs(tensor_map: plans.TensorMap, name: str, stream: int = 0, calls: int = 200) -> dict[str, float]:
+    """Microseconds of the host for a tensor map per call: the median of `calls`, after as many to warm up.
+
+    `encode` is what a launch pays that builds its map anew and passes it by value, `encode_and_send` one whose kernel finds
+    the map in global memory: the copy is only enqueued on the stream.
+    """
+    address = to_global(encode(tensor_map, name), name)
+
+    def send() -> None:
+        made = encode(tensor_map, name)
+        check(driver.cuMemcpyHtoDAsync(address, made.getPtr(), 128, stream), f"Sending the tensor map of {name}")
+
+    costs = {}
+    for what, act in (("encode", lambda: encode(tensor_map, name)), ("encode_and_send", send)):
+        times = []
+        for _ in range(2 * calls):
+            begin = time.perf_counter_ns()
+            act()
+            times.append(time.perf_counter_ns() - begin)
+        costs[what] = statistics.median(times[calls:]) / 1000
+    check(driver.cuStreamSynchronize(stream), f"Sending the tensor map of {name}")
+    check(driver.cuMemFree(address), f"Freeing the tensor map of {name}")
+    return costs
 
 
 def encode(tensor_map: plans.TensorMap, name: str) -> Any:
     """The 128 bytes of a tensor map that a kernel takes by value."""
     u64, u32 = driver.cuuint64_t, driver.cuuint32_t
     prefix = "CU_TENSOR_MAP_"
+    # One dimension has no stride, but an empty list would be a null pointer.
+    strides = tensor_map.strides or (tensor_map.dims[0] * tensor_map.element_bytes,)
+    promotion = tensor_map.l2_promotion if tensor_map.l2_promotion == "NONE" else f"L2_{tensor_map.l2_promotion}"
     return check(
         driver.cuTensorMapEncodeTiled(
-            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            getattr(driver.CUtensorMapDataType, f"{prefix}DATA_TYPE_{ELEMENTS[tensor_map.element_bytes]}"),
             len(tensor_map.dims),
             tensor_map.address,
             [u64(extent) for extent in tensor_map.dims],
-            [u64(stride) for stride in tensor_map.strides],
+            [u64(stride) for stride in strides],
             [u32(extent) for extent in tensor_map.box],
             [u32(1)] * len(tensor_map.dims),
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             getattr(driver.CUtensorMapSwizzle, f"{prefix}SWIZZLE_{tensor_map.swizzle.upper()}"),
-            getattr(driver.CUtensorMapL2promotion, f"{prefix}L2_PROMOTION_L2_{tensor_map.l2_promotion}"),
+            getattr(driver.CUtensorMapL2promotion, f"{prefix}L2_PROMOTION_{promotion}"),
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         ),
         f"Encoding a tensor map of {name}",
@@ -119,12 +193,85 @@ def to_bf16(values: np.ndarray) -> np.ndarray:
     return ((bits + (0x7FFF + (bits >> 16 & 1))) >> 16).astype(np.uint16)
 
 
-def run(
-    uuid: str, experiment: Experiment, variant: Variant, device: Device, cubin: Path, problem: tuple[int, int, int]
-) -> None:
-    """Launch a variant on random inputs, and nothing else, on the GPU of that UUID: the process that ncu watches.
+def operands(
+    experiment: Experiment, variant: Variant, device: Device, point: tuple[int, ...], sms: int, whole: bool = False
+) -> dict[str, np.ndarray]:
+    """Every buffer of a launch by its name on the host: inputs random, or with `whole` small whole numbers; results poisoned."""
+    generator = np.random.default_rng(SEED)
+    if experiment.workload == GEMM:
+        m, n, k = point
+        a, b = ((whole_bf16 if whole else random_bf16)(rows, k, generator) for rows in (m, n))
+        if not plans.b_is_n_by_k(experiment, variant):
+            b = np.ascontiguousarray(b.T)
+        return {"a": a, "b": b, "c": np.full((m, n), POISON, np.uint16)}
+    declared = workloads.of(experiment).operands(experiment, variant, device, point, sms)
+    fill = "integer" if whole else "normal"
+    return {name: workloads.host_values(operand, fill, generator) for name, operand in declared.items()}
 
-    Raises RungsError for what the driver refuses and for a launch that fails.
+
+def _on_gpu(values: np.ndarray) -> int:
+    """The address of a copy in the GPU's memory."""
+    values = np.ascontiguousarray(values)
+    address = int(check(driver.cuMemAlloc(max(values.nbytes, 16)), f"Allocating {values.nbytes} bytes"))
+    check(driver.cuMemcpyHtoD(address, values.ctypes.data, values.nbytes), "Copying the operands")
+    return address
+
+
+def wrong_elements(
+    experiment: Experiment,
+    variant: Variant,
+    device: Device,
+    point: tuple[int, ...],
+    sms: int,
+    inputs: Mapping[str, np.ndarray],
+    found: Mapping[str, np.ndarray],
+) -> tuple[int, int]:
+    """(elements that differ from numpy's, elements) of results on whole numbers, which are exact."""
+    if experiment.workload == GEMM:
+        a, b = from_bf16(inputs["a"]), from_bf16(inputs["b"])
+        right = from_bf16(to_bf16(a @ (b.T if plans.b_is_n_by_k(experiment, variant) else b)))
+        return int(np.count_nonzero(from_bf16(found["c"]) != right)), right.size
+    declared = workloads.of(experiment).operands(experiment, variant, device, point, sms)
+    wide = {name: workloads.wide(inputs[name]) for name, operand in declared.items() if operand.role == "input"}
+    expected = workloads.of(experiment).expected(experiment, variant, device, point, sms, wide)
+    names = [name for name, operand in declared.items() if operand.role == "output"]
+    differ = sum(int(workloads.differs(found[name], expected[name]).sum()) for name in names)
+    return differ, sum(found[name].size for name in names)
+
+
+def whole_bf16(rows: int, columns: int, generator: np.random.Generator) -> np.ndarray:
+    """-2 to 2 as bf16 bits: every partial sum of their products is exact."""
+    return to_bf16(generator.integers(-2, 3, (rows, columns)).astype(np.float32))
+
+
+def from_bf16(bits: np.ndarray) -> np.ndarray:
+    """The float32 values of bf16 bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+LAUNCHED = "launched"
+"""What a process that launched its kernel to the end says last: a tool that watched nothing would pass for a clean one."""
+POISON = 0xFFFF  # NaN
+
+
+def run(
+    uuid: str,
+    experiment: Experiment,
+    variant: Variant,
+    device: Device,
+    cubin: Path,
+    problem: tuple[int, ...],
+    launches: int = LAUNCHES,
+    *,
+    instrumented: bool = False,
+    compare: bool = False,
+    sms: int | None = None,
+) -> None:
+    """Launch a variant on random inputs, and nothing else, on the GPU of that UUID: the process that a tool watches.
+
+    `instrumented`: the tool changes the kernel, so its occupancy is not looked at. `compare`: on integers, with each launch's
+    result held against numpy's. `sms` is how many SMs to pretend. Raises RungsError for what the driver refuses, a launch that
+    fails and a result that is wrong.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = uuid
     try:
@@ -134,24 +281,36 @@ def run(
     handle = check(driver.cuDeviceGet(0), f"Finding GPU {uuid}")
     context = check(driver.cuDevicePrimaryCtxRetain(handle), f"Opening GPU {uuid}")
     check(driver.cuCtxSetCurrent(context), f"Opening GPU {uuid}")
-    sms = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    there = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
     library, function = load_function(cubin, experiment.entry)
-    allow_shared_memory(function, experiment, variant, device)
-    m, n, k = problem
-    generator = np.random.default_rng(SEED)
-    addresses = {}
-    for operand, rows in (("a", m), ("b", n)):
-        bits = random_bf16(rows, k, generator)
-        if operand == "b" and not plans.b_is_n_by_k(experiment, variant):
-            bits = np.ascontiguousarray(bits.T)
-        addresses[operand] = int(check(driver.cuMemAlloc(bits.nbytes), f"Allocating {bits.nbytes} bytes"))
-        check(driver.cuMemcpyHtoD(addresses[operand], bits.ctypes.data, bits.nbytes), "Copying the operands")
-    addresses["c"] = int(check(driver.cuMemAlloc(m * n * plans.BF16_BYTES), "Allocating the result"))
-    plan = plans.plan(
-        experiment, variant, device, problem, addresses, check(driver.cuDeviceGetAttribute(sms, handle), "Counting SMs")
-    )
+    if sms is None:
+        sms = int(check(driver.cuDeviceGetAttribute(there, handle), "Counting SMs"))
+    of = (experiment, variant, device, problem)
+    values = operands(*of, sms, whole=compare)
+    addresses = {name: _on_gpu(array) for name, array in values.items()}
+    plan = plans.launch_of(*of, addresses, sms)
+    x, y, z = plan.block
+    if experiment.workload == GEMM:
+        pinned: int | None = device.pinned(experiment.name)
+    else:
+        pinned = workloads.of(experiment).ctas_per_sm(*of)
+    allow_shared_memory(function, experiment, variant, device, plan.smem_bytes, x * y * z, pinned, instrumented)
     launch = prepare(function, plan, variant.name)
-    for _ in range(LAUNCHES):
+    for _ in range(launches):
+        if compare:  # poisoned again
+            for name, array in values.items():
+                check(driver.cuMemcpyHtoD(addresses[name], array.ctypes.data, array.nbytes), "Copying the operands")
         launch(0)
+        if compare:
+            check(driver.cuCtxSynchronize(), f"Running {variant.name}")
+            found = {name: np.empty_like(array) for name, array in values.items()}
+            for name, array in found.items():
+                check(driver.cuMemcpyDtoH(array.ctypes.data, addresses[name], array.nbytes), "Copying the result")
+            wrong, size = wrong_elements(*of, sms, values, found)
+            if wrong:
+                raise RungsError(
+                    f"{variant.name} is wrong on integers whose sums are exact: {wrong} of {size} elements differ from numpy's."
+                )
     check(driver.cuCtxSynchronize(), f"Running {variant.name}")
     check(driver.cuLibraryUnload(library), f"Unloading {cubin}")
+    print(f"rungs: {LAUNCHED} {variant.name}", flush=True)

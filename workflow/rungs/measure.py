@@ -17,21 +17,27 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rungs import __version__, clock, protocol, schemas, warm
+import numpy as np
+
+from rungs import __version__, clock, protocol, schemas, warm, workloads
 from rungs.binary import load_binary
 from rungs.errors import Refused
 from rungs.files import ROOT, read_json, sha256_file, write_json
-from rungs.plan import check_problem
-from rungs.variants import Experiment, Variant, load_device, load_experiment
+from rungs.plan import check_point
+from rungs.variants import GEMM, Device, Experiment, Variant, load_device, load_experiment
 
 CONTROL = "control"
 TWIN = "twin"
 BOUND = 1e-2
 """Relative Frobenius error allowed for bf16 results against a float64 reference."""
+FLOAT_BOUND = 1e-5
+"""The same for fp32 results."""
+SM_BYTES_PER_CYCLE = 64
+"""What an SM can take from L2 in a cycle (the width of its port since Volta; Jia et al., arXiv 1804.06826, section 3.4)."""
 HEADROOM = 1.02
 """The stamps bracket the sample, so that its clock is known to a little less than this."""
 POLL_SECONDS = 0.05
@@ -58,20 +64,22 @@ def run_child(job_path: Path) -> int:
     binaries = {name: load_binary(experiment, Path(path)) for name, path in job["binaries"].items()}
 
     seconds.end("start")
-    session = gpu.Session(chosen.uuid)
+    session = gpu.open_session(experiment, chosen.uuid)
     session.load_stamp(Path(job["stamp"]).with_suffix(".cubin"))
     for arm, binary in binaries.items():
         session.load(arm, experiment, binary.variant, device, binary.cubin)
     seconds.end("cuda")
-    peak = device.bf16_flop_per_sm_cycle * session.sms
     load = None
     if job["clock"]["mode"] == "lock":
-        session.set_problem(LOAD_PROBLEM, "normal", settings.seed)
-        load = clock.under(chosen, session.busy)
+        problem = _load_problem(experiment, rung, device, job["shapes"])
+        if problem is not None:
+            session.set_problem(problem, "normal", settings.seed)
+            load = clock.under(chosen, session.busy)
     with clock.held(job["clock"], chosen, load) as held, clock.Sampler(chosen) as sampler:
         seconds.end("clock")
         warm_seconds = settings.warmup_s
         # The largest first, right after the warm-up: what reaches the power limit is measured once the clock has found it.
+        measure_at = _measure if _timed(experiment) else _count_cycles
         for index, shape in sorted(enumerate(map(tuple, job["shapes"])), key=lambda item: -math.prod(item[1])):
             part = parts / f"{index}.json"
             if part.exists():
@@ -81,21 +89,9 @@ def run_child(job_path: Path) -> int:
             lost = job["lost_arms"].get(str(index), {})
             started = time.monotonic()
             try:
-                check_problem(experiment, rung, shape)
-                measured = _measure(
-                    session,
-                    rung.name,
-                    shape,
-                    settings,
-                    experiment,
-                    sampler,
-                    held,
-                    peak,
-                    warm_seconds,
-                    lost,
-                    at_arm,
-                    seconds,
-                )
+                check_point(experiment, rung, device, shape)
+                at = At(experiment, rung, device, shape)
+                measured = measure_at(session, at, settings, sampler, held, warm_seconds, lost, at_arm, seconds)
                 if held.record["load_mhz"] is None:
                     held.record["load_mhz"] = _median_mhz(measured["samples"])
                 warm_seconds = 0.0
@@ -103,7 +99,7 @@ def run_child(job_path: Path) -> int:
                 measured = failed(refusal.status, str(refusal))
             write_json(part, measured)
             done = f"{len(measured['samples'])} samples" if measured["status"] == "ok" else measured["reason"]
-            print(f"{rung.name} {'x'.join(map(str, shape))}: {done} in {time.monotonic() - started:.2f} s", flush=True)
+            print(f"{rung.name} {experiment.describe(shape)}: {done} in {time.monotonic() - started:.2f} s", flush=True)
     print(f"{rung.name}: {seconds}", flush=True)
     # Last of all, when the clock is restored: from here on the supervisor does not wait for CUDA to take itself apart.
     write_json(parts / SESSION, {**session.describe(), "clock": held.record})
@@ -139,25 +135,167 @@ def failed(status: str, reason: str) -> dict[str, Any]:
     return {"status": status, "reason": reason, "samples": [], "shape": {"stop": "failed"}}
 
 
+@dataclass(frozen=True)
+class At:
+    """What is measured, and where: a rung at a shape."""
+
+    experiment: Experiment
+    rung: Variant
+    device: Device
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.rung.name} at {self.experiment.describe(self.shape)}"
+
+    @property
+    def bound(self) -> float:
+        return BOUND if self.experiment.workload == GEMM else FLOAT_BOUND
+
+    def implausible(self, arm: str, sample: protocol.Sample, session: Any) -> str:
+        """Why no GPU can have been as fast as the sample says, or an empty string."""
+        if not sample.sm_mhz and self.experiment.workload == GEMM:
+            return ""
+        if self.experiment.workload == GEMM:
+            m, n, k = self.shape
+            peak = self.device.bf16_flop_per_sm_cycle * session.sms
+            if 2.0 * m * n * k / sample.time_us <= HEADROOM * peak * sample.sm_mhz:
+                return ""
+            return (
+                f"{arm} at {self.experiment.describe(self.shape)}: {sample.time_us:.3f} us is faster than the peak of"
+                f" {peak:.0f} FLOP per cycle at {sample.sm_mhz:.0f} MHz."
+            )
+        variant = session.arms[arm].variant if arm in session.arms else self.rung
+        of = (self.experiment, variant, self.device, self.shape)
+        operands = workloads.of(self.experiment).operands(*of, session.sms)
+        moved, footprint = workloads.of(self.experiment).work(*of, session.sms), workloads.footprint(operands)
+        total = workloads.copied_bytes(operands) if arm == CONTROL else moved.read_bytes + moved.written_bytes
+        # What L2 holds may be read many times in a launch.
+        limits = [(session.dram_bytes_per_us, "the memory's")] if footprint > 2 * session.l2_bytes else []
+        if sample.sm_mhz:
+            limits.append((2 * SM_BYTES_PER_CYCLE * session.sms * sample.sm_mhz, "what SMs and L2 can exchange,"))
+        for limit, whose in limits:
+            if total / sample.time_us > HEADROOM * limit:
+                return (
+                    f"{arm} at {self.experiment.describe(self.shape)}: {total} bytes in {sample.time_us:.3f} us are above"
+                    f" {whose} {limit / 1e6:.2f} TB/s."
+                )
+        return ""
+
+
+def _timed(experiment: Experiment) -> bool:
+    """Whether rounds are timed; else the kernel's own clock is read."""
+    return experiment.workload == GEMM or workloads.of(experiment).MEASURES == "time"
+
+
+def _control(experiment: Experiment) -> str:
+    """What stands beside every variant; empty for none."""
+    return "torch.matmul" if experiment.workload == GEMM else workloads.of(experiment).CONTROL
+
+
+def _load_problem(experiment: Experiment, rung: Variant, device: Device, shapes: Sequence[Sequence[int]]) -> Any:
+    """What is run while a lock is tried; None for a rung that supports none of its points, each of which will say why."""
+    if experiment.workload == GEMM:
+        return LOAD_PROBLEM
+    for shape in shapes:
+        try:
+            check_point(experiment, rung, device, tuple(shape))
+        except Refused:
+            continue
+        return tuple(shape)
+    return None
+
+
+def _count_cycles(
+    session: Any,
+    at: At,
+    settings: protocol.Settings,
+    sampler: Any,
+    _held: Any,
+    _warm_seconds: float,
+    lost: Mapping[str, Mapping[str, str]],
+    at_arm: Callable[[str], None],
+    seconds: Phases,
+) -> dict[str, Any]:
+    """One point of kernels that read their own clock: check every arm, count in rounds, check again.
+
+    A round launches every arm once, in random order; nothing else is on the GPU, and cycles know of no clock, so that
+    neither graphs nor a warm-up are needed. The stop rule is the protocol's, on cycles instead of times.
+    """
+    excluded: dict[str, str] = {}
+    session.set_problem(at.shape, "integer", settings.seed)
+    lost = _without_refused(session, at.rung.name, lost)
+    present = [arm for arm in session.arms if arm not in lost]
+    bits = {}
+    for arm in present:
+        at_arm(arm)
+        outcome = session.outcome(arm)
+        bits[arm] = outcome.bits
+        if outcome.unwritten or not outcome.equal:
+            excluded[arm] = f"{session.arms[arm].variant.name} reads something else than it should{_extent(outcome)}"
+    at_arm("")
+    if at.rung.name in excluded:
+        return failed("wrong", f"{excluded[at.rung.name]}.")
+    seconds.end("check")
+    arms = [arm for arm in present if arm not in excluded]
+    rng = np.random.default_rng([settings.seed, *at.shape])
+    samples: list[protocol.Sample] = []
+    stop = "cap"
+    for number in range(1, settings.rounds_max + 1):
+        condition = protocol.Condition(*sampler.read())
+        for order, arm in enumerate(rng.permutation(arms).tolist()):
+            cycles = session.cycles(arm)
+            if not cycles > 0:
+                return failed("implausible", f"{at}: {arm} took {cycles:g} cycles, which no work can.")
+            samples.append(protocol.Sample(number, arm, order, 1, cycles, None, condition, _flag(condition)))
+        looked = number >= settings.rounds_min and number % protocol.CHECK_EVERY == 0
+        if looked and protocol.decided(samples, at.rung.name, arms, settings):
+            stop = "interval"
+            break
+    seconds.end("time")
+    for arm in arms:
+        if session.outcome(arm).bits != bits[arm]:
+            reason = f"{session.arms[arm].variant.name} gives another result after counting than before."
+            if arm == at.rung.name:
+                return failed("wrong", reason)
+            excluded[arm] = reason
+            samples = [sample for sample in samples if sample.arm != arm]
+    seconds.end("check")
+    described = {"rounds": max(sample.round for sample in samples), "stop": stop, "excluded": excluded, "lost": lost}
+    return {"status": "ok", "reason": "", "samples": [asdict(sample) for sample in samples], "shape": described}
+
+
+def _without_refused(session: Any, rung: str, lost: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
+    """The arms that are left out before any is launched, and why: those lost, and those that do not support the problem.
+
+    Raises Refused where the rung itself does not.
+    """
+    if rung in session.refused:
+        raise Refused(session.refused[rung])
+    return {arm: {"status": "refused", "reason": reason} for arm, reason in session.refused.items()} | dict(lost)
+
+
+def _flag(condition: protocol.Condition) -> str:
+    """Why a count is not used: cycles of a kernel are its own, unless another process shares the SMs."""
+    return protocol.flag(None, protocol.Condition("", None, None, condition.others), None)
+
+
 def _measure(
     session: Any,
-    rung: str,
-    shape: tuple[int, int, int],
+    at: At,
     settings: protocol.Settings,
-    experiment: Experiment,
     sampler: Any,
     held: Any,
-    peak: float,
     warm_seconds: float,
     lost: Mapping[str, Mapping[str, str]],
     at_arm: Callable[[str], None],
     seconds: Phases,
 ) -> dict[str, Any]:
     """One shape: check every arm, time them, check again. `lost` are the arms that an earlier process was lost at, and why."""
-    seed = settings.seed
+    experiment, rung, shape, seed = at.experiment, at.rung.name, at.shape, settings.seed
     excluded: dict[str, str] = {}
-    present = [arm for arm in session.arms if arm not in lost]
     session.set_problem(shape, "integer", seed)
+    lost = _without_refused(session, rung, lost)
+    present = [arm for arm in session.arms if arm not in lost]
     for arm in present:
         at_arm(arm)
         outcome = session.outcome(arm)
@@ -167,13 +305,14 @@ def _measure(
             )
     between = session.set_problem(shape, "normal", seed + 1, settings.l2)
     bits: dict[str, str] = {}
-    for arm in (*present, CONTROL):
+    controls = (CONTROL,) if _control(experiment) else ()
+    for arm in (*present, *controls):
         at_arm(arm)
         outcome = session.outcome(arm)
         bits[arm] = outcome.bits
         if arm == rung:
             error = outcome.error
-        if outcome.unwritten or not outcome.error < BOUND:
+        if outcome.unwritten or not outcome.error < at.bound:
             excluded.setdefault(
                 arm, f"{_title(session, arm)} has a relative error of {outcome.error:.2g}{_extent(outcome)}"
             )
@@ -184,12 +323,12 @@ def _measure(
             excluded[rung] = (
                 f"{rung} and {session.arms[arm].variant.name} share a numeric contract but differ in their bits"
             )
-    for needed in (rung, CONTROL):
+    for needed in (rung, *controls):
         if needed in excluded:
             return failed("wrong", f"{excluded[needed]}.")
 
-    arms = [arm for arm in (*present, CONTROL) if arm not in excluded]
-    timed = _Timed(session, f"{rung} at {'x'.join(map(str, shape))}")
+    arms = [arm for arm in (*present, *controls) if arm not in excluded]
+    timed = _Timed(session, str(at))
     if settings.l2 == "cold" and between < 2 * session.l2_bytes:
         return failed(
             "refused",
@@ -211,7 +350,6 @@ def _measure(
             excluded[arm] = reason
             samples = [sample for sample in samples if sample.arm != arm]
     seconds.end("check")
-    m, n, k = shape
     described = {
         "launches": launches,
         "rounds": max(sample.round for sample in samples),
@@ -224,12 +362,7 @@ def _measure(
         "lost": lost,
     }
     for sample in samples:
-        flop = 2.0 * m * n * k
-        if sample.sm_mhz and flop / sample.time_us > HEADROOM * peak * sample.sm_mhz:
-            reason = (
-                f"{sample.arm} at {m}x{n}x{k}: {sample.time_us:.3f} us is faster than the peak of {peak:.0f} FLOP per cycle"
-                f" at {sample.sm_mhz:.0f} MHz."
-            )
+        if reason := at.implausible(sample.arm, sample, session):
             return {**failed("implausible", reason), "shape": described}
     return {"status": "ok", "reason": "", "samples": [asdict(sample) for sample in samples], "shape": described}
 
@@ -267,7 +400,7 @@ def supervise(
     arch: str,
     manifests: Mapping[str, Path],
     stamp: Path,
-    shapes: Sequence[tuple[int, int, int]],
+    shapes: Sequence[tuple[int, ...]],
     settings: protocol.Settings,
     gpu: clock.Gpu,
     clock_record: Mapping[str, Any],
@@ -308,7 +441,9 @@ def supervise(
         with clock.exclusive(gpu.uuid):
             job["started"] = time.monotonic()
             parts, session = _collect(job, time_limit_s)
-    rows = [row for shape, part in zip(shapes, parts, strict=True) for row in _rows(run_id, rung, shape, part)]
+    timed, dtype = _timed(experiment), "bfloat16" if experiment.workload == GEMM else "float32"
+    at = [dict(zip(experiment.axis_names, shape, strict=True)) for shape in shapes]
+    rows = [row for where, part in zip(at, parts, strict=True) for row in _rows(run_id, rung, where, part, timed)]
     manifest: dict[str, Any] = {
         "kind": "sweep",
         "run_id": run_id,
@@ -318,20 +453,19 @@ def supervise(
         "arch": arch,
         "arms": {name: binary.provenance() for name, binary in binaries.items()},
         "not_timed": {name: reason for name, (_, reason) in excluded.items()},
-        "control": {"name": "torch.matmul", "dtype": "bfloat16", "layout": "NT"},
-        "dtype": "bfloat16",
-        "fill": "normal",
+        "control": {"name": _control(experiment) or "none", "dtype": dtype}
+        | ({"layout": "NT"} if experiment.workload == GEMM else {}),
+        "dtype": dtype,
+        "fill": "normal" if timed else "integer",
         "l2": settings.l2,
         "gpu": {**gpu.as_json(), "sms": session.get("sms"), "l2_bytes": session.get("l2_bytes")},
         "clock": session.get("clock", dict(clock_record)),
         "protocol": settings.as_json(),
         "software": software(session),
         "measured_at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "shapes": [
-            dict(zip("mnk", shape, strict=True)) | part["shape"] for shape, part in zip(shapes, parts, strict=True)
-        ],
+        "shapes": [where | part["shape"] for where, part in zip(at, parts, strict=True)],
     }
-    write_result("sweep", rows, manifest, output)
+    write_result(experiment.kind("sweep" if timed else "cycles"), rows, manifest, output)
     print(f"{rung.name}: {time.monotonic() - started:.2f} s in all, Python's own start aside", flush=True)
 
 
@@ -414,8 +548,20 @@ def _run_once(folder: Path, paths: Sequence[Path], time_limit_s: float) -> tuple
     return "crashed", reason
 
 
-def _rows(run_id: str, rung: Variant, shape: tuple[int, int, int], part: Mapping[str, Any]) -> list[dict[str, Any]]:
-    common = {"run_id": run_id} | dict(zip("mnk", shape, strict=True))
+def _rows(
+    run_id: str, rung: Variant, at: Mapping[str, int], part: Mapping[str, Any], timed: bool
+) -> list[dict[str, Any]]:
+    common = {"run_id": run_id, **at}
+    if not timed:
+        counted = [(s["round"], s["arm"], s["order"], float(f"{s['time_us']:.6g}"), s["flag"]) for s in part["samples"]]
+        failure = part["status"] != "ok"
+        cells = [(0, rung.name, 0, None, part["reason"])] if failure else counted
+        return [
+            common
+            | dict(zip(("round", "arm", "order", "cycles"), cell[:-1], strict=True))
+            | {"status": part["status"] if failure else "flagged" if cell[-1] else "ok", "reason": cell[-1]}
+            for cell in cells
+        ]
     if part["status"] != "ok":
         empty = {"time_us": None, "sm_mhz": None, "throttle": "", "power_w": None, "temp_c": None}
         where = {"round": 0, "arm": rung.name, "order": 0, "launches": 0}

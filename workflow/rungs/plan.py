@@ -6,19 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rungs.errors import Refused
-from rungs.variants import Device, Experiment, Variant
+from rungs.variants import GEMM, Device, Experiment, Variant
 
 BF16_BYTES = 2
 TMA = 2
 """The level of factor `load` that takes tensor maps."""
 SWIZZLE_SPAN_BYTES = {"none": 256 * 16, "32B": 32, "64B": 64, "128B": 128}
 """Widest inner box a tensor map may have per swizzle mode (CUDA driver API, cuTensorMapEncodeTiled)."""
+L2_PROMOTIONS = ("NONE", "64B", "128B", "256B")
 LARGEST_EXTENT = 1 << 20  # the kernel keeps row strides and the step along K in 32 bits
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """The arguments of cuTensorMapEncodeTiled. `dims`, `box` in elements, innermost first; `strides` in bytes, from dim 1."""
+    """The arguments of cuTensorMapEncodeTiled. `dims`, `box` in elements, innermost first; `strides` in bytes, from dim 1.
+
+    `swizzle` is none, 32B, 64B or 128B, `l2_promotion` NONE, 64B, 128B or 256B. Elements of 2 bytes are bf16, of 4 float32.
+    """
 
     address: int
     dims: tuple[int, ...]
@@ -30,15 +34,22 @@ class TensorMap:
 
 
 @dataclass(frozen=True)
+class InGlobal:
+    """A tensor map that lies in global memory: the kernel's parameter is the address of its 128 bytes there."""
+
+    tensor_map: TensorMap
+
+
+@dataclass(frozen=True)
 class Plan:
-    """One launch. `params` are the kernel's in order: an int pair (value, bytes) or a TensorMap passed by value."""
+    """One launch. `params` are the kernel's in order: an int pair (value, bytes), a TensorMap passed by value or one InGlobal."""
 
     entry: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     cluster: tuple[int, int, int]
     smem_bytes: int
-    params: tuple[tuple[int, int] | TensorMap, ...]
+    params: tuple[tuple[int, int] | TensorMap | InGlobal, ...]
 
 
 def plan(
@@ -87,6 +98,58 @@ def plan(
         smem_bytes=smem_bytes(experiment, variant, device),
         params=(*operands, (addresses["c"], 8), (m, 4), (n, 4), (k, 4)),
     )
+
+
+def launch_of(
+    experiment: Experiment,
+    variant: Variant,
+    device: Device,
+    point: tuple[int, ...],
+    addresses: Mapping[str, int],
+    sms: int | None = None,
+) -> Plan:
+    """The launch at a point of any experiment: a GEMM's `plan`, or its workload's. Raises Refused as they do."""
+    if experiment.workload == GEMM:
+        m, n, k = point
+        return plan(experiment, variant, device, (m, n, k), addresses, sms)
+    from rungs import workloads
+
+    return workloads.of(experiment).plan(experiment, variant, device, point, addresses, sms)
+
+
+def check_point(experiment: Experiment, variant: Variant, device: Device, point: tuple[int, ...]) -> None:
+    """Raises Refused, naming the rule and the fix, for a point of any experiment that the variant does not support."""
+    if experiment.workload == GEMM:
+        m, n, k = point
+        check_problem(experiment, variant, (m, n, k))
+    else:
+        from rungs import workloads
+
+        workloads.of(experiment).check(experiment, variant, device, point)
+
+
+def resources(experiment: Experiment, variant: Variant, device: Device) -> tuple[int, int, int | None]:
+    """(dynamic shared memory in bytes, threads of a block, CTAs that an SM must hold) of a launch; the last is None where
+    nothing depends on it. Of a workload that is no GEMM they are those of the base point, or of the first point of the
+    sweep that the variant supports. Raises Refused where it supports none.
+    """
+    if experiment.workload == GEMM:
+        need = smem_bytes(experiment, variant, device)
+        return need, threads(experiment, variant), device.pinned(experiment.name)
+    from rungs import workloads
+
+    workload, refusal = workloads.of(experiment), None
+    for point in dict.fromkeys([experiment.base_point, *experiment.shapes(variant)]):
+        try:
+            workload.check(experiment, variant, device, point)
+        except Refused as error:
+            refusal = refusal or error
+            continue
+        names = workload.operands(experiment, variant, device, point, None)
+        launched = workload.plan(experiment, variant, device, point, dict.fromkeys(names, 1 << 20), None)
+        x, y, z = launched.block
+        return launched.smem_bytes, x * y * z, workload.ctas_per_sm(experiment, variant, device, point)
+    raise refusal or Refused(f"{variant.name}: its sweeps have no point.")
 
 
 def threads(experiment: Experiment, variant: Variant) -> int:
@@ -173,6 +236,10 @@ def check_tensor_map(tensor_map: TensorMap, name: str) -> None:
     for extent in tensor_map.box:
         if not 1 <= extent <= 256:
             raise Refused(f"{name}: box dimension {extent} is not between 1 and 256: split the box.")
+    if tensor_map.l2_promotion not in L2_PROMOTIONS:
+        raise Refused(
+            f"{name}: there is no L2 promotion {tensor_map.l2_promotion}: choose one of {', '.join(L2_PROMOTIONS)}."
+        )
     if inner % 16:
         raise Refused(f"{name}: the box's inner row is {inner} bytes, not a multiple of 16.")
     if tensor_map.swizzle != "none" and inner > span:

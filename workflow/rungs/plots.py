@@ -28,7 +28,7 @@ from rungs import effects
 from rungs.aggregate import Facts, facts_of, measured_ladders, mhz_range, read_data, rounds_range
 from rungs.errors import RungsError
 from rungs.files import whole
-from rungs.variants import Experiment, Ladder, Step, levels_of, load_experiment
+from rungs.variants import GEMM, Experiment, Ladder, Step, levels_of, load_experiment
 
 SCALE_PERCENT = 100.0
 """Ends of the colour scale, the same in every figure, so that two devices can be compared by eye."""
@@ -77,6 +77,8 @@ def draw(kind: str, results: Path, experiment_name: str, name: str, stale: Mappi
     from rungs import waterfall
 
     experiment = load_experiment(experiment_name)
+    if experiment.workload != GEMM:
+        raise RungsError(f"{experiment_name} has no {kind}, which is over M, N and K: draw its `points`.")
     known = list(experiment.factors) if kind == "effect" else list(experiment.ladders)
     if name not in known:
         word = "factor" if kind == "effect" else "ladder"

@@ -28,8 +28,8 @@ from rungs import clock, measure
 from rungs.binary import load_binary
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT
-from rungs.plan import check_problem
-from rungs.variants import CONFIG, Device, Experiment, Variant
+from rungs.plan import check_point
+from rungs.variants import CONFIG, GEMM, Device, Experiment, Variant
 
 METRICS = CONFIG / "ncu_metrics.csv"
 """What exists on which chip, from `ncu --query-metrics --chips` of CUDA 13.0."""
@@ -202,7 +202,7 @@ def diagnose(text: str, kernel: str) -> tuple[str, str] | None:
             " and run again."
         )
     if found := re.search(r"The application returned an error code \((\d+)\)", text):
-        return CRASHED, f"The process that launches the kernel ended with exit status {found[1]}{_last_words(text)}."
+        return CRASHED, f"The process that launches the kernel ended with exit status {found[1]}{last_words(text)}."
     if "No kernels were profiled" in text:
         seen = re.findall(r"^\s*\d+\.\s+(\S.*?)\s*$", text, re.MULTILINE)
         others = f"; it launched {', '.join(seen)}" if seen else ""
@@ -212,7 +212,7 @@ def diagnose(text: str, kernel: str) -> tuple[str, str] | None:
     return None
 
 
-def _last_words(text: str) -> str:
+def last_words(text: str) -> str:
     """What the child said last, for a reason: `rungs: ...` or the last line of a traceback."""
     said = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(("==", '"', " "))]
     return f" ({said[-1].removeprefix('rungs: ').rstrip('.')})" if said else ""
@@ -237,7 +237,7 @@ def count(
     with tempfile.TemporaryDirectory(prefix="rungs-ncu-") as folder:
         log = Path(folder) / "page.csv"
         on_chip = [metric.metric for metric in metrics if metric.on_chip]
-        failure, said = _run(command(ncu, child, kernel, on_chip, log, l2), time_limit_s)
+        failure, said = run_tool(command(ncu, child, kernel, on_chip, log, l2), time_limit_s)
         page = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     failure = diagnose(f"{said}\n{page}", kernel) or failure
     found: dict[str, tuple[str, float | None]] = {}
@@ -271,11 +271,29 @@ def cells(
     return outcome
 
 
-def _run(argv: Sequence[str], time_limit_s: float) -> tuple[tuple[str, str] | None, str]:
-    """Run ncu and what it starts, all of it ended at the time limit or with this process; (failure, what was printed)."""
+MARK = "RUNGS_WATCHED"
+"""Variable in the environment of all that a tool starts, by which it is found where it left the tool's process group."""
+
+
+def _end_marked(mark: str) -> None:
+    """End what a tool left behind: a kernel that never ends would keep the GPU."""
+    wanted = f"{MARK}={mark}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+
+def run_tool(argv: Sequence[str], time_limit_s: float, name: str = "ncu") -> tuple[tuple[str, str] | None, str]:
+    """Run a tool that watches a process and what it starts, all of it ended at the time limit or with this process.
+
+    Returns the failure, as status and reason, and what was printed.
+    """
     # Numbers with a decimal point, whatever the user's locale. The child must import this very package.
     path = os.pathsep.join(filter(None, (str(ROOT / "workflow"), os.environ.get("PYTHONPATH"))))
-    env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "1", "PYTHONPATH": path}
+    mark = secrets.token_hex(8)
+    env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "1", "PYTHONPATH": path, MARK: mark}
     with clock.ending_signals():
         try:
             process = subprocess.Popen(
@@ -286,20 +304,23 @@ def _run(argv: Sequence[str], time_limit_s: float) -> tuple[tuple[str, str] | No
                 start_new_session=True,
                 errors="replace",
             )
+        except PermissionError:
+            return (PERMISSION, f"{argv[0]} may not be run: make it executable, or name another one."), ""
         except OSError as error:
             return (NOT_RUN, f"{argv[0]} does not start ({error.strerror})."), ""
         try:
             said, _ = process.communicate(timeout=time_limit_s)
         except subprocess.TimeoutExpired:
-            return (TIME_LIMIT, f"ncu did not end within {time_limit_s:g} s."), ""
+            return (TIME_LIMIT, f"{name} did not end within {time_limit_s:g} s."), ""
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            _end_marked(mark)
     if process.returncode < 0:
-        return (CRASHED, f"ncu was ended by {signal.Signals(-process.returncode).name}."), said
+        return (CRASHED, f"{name} was ended by {signal.Signals(-process.returncode).name}."), said
     if process.returncode:
-        return (CRASHED, f"ncu ended with exit status {process.returncode}{_last_words(said)}."), said
+        return (CRASHED, f"{name} ended with exit status {process.returncode}{last_words(said)}."), said
     return None, said
 
 
@@ -308,7 +329,7 @@ def profile(
     variant: Variant,
     arch: str,
     manifest_path: Path,
-    shapes: Sequence[tuple[int, int, int]],
+    shapes: Sequence[tuple[int, ...]],
     ncu: str,
     device: Device,
     gpu: clock.Gpu,
@@ -318,7 +339,7 @@ def profile(
     clock_record: Mapping[str, Any] | None = None,
     time_limit_s: float = 300.0,
 ) -> None:
-    """Count one rung at each (M, N, K) and write its CSV, one row per shape and metric, and its manifest.
+    """Count one rung at each point and write its CSV, one row per shape and metric, and its manifest.
 
     `ncu` is a path or auto; `device` gives the chip; `child` replaces `python -m rungs launch`, for tests. Raises RungsError
     only where nothing could be written or the binary is not the one of its manifest.
@@ -347,22 +368,23 @@ def profile(
                 record = stack.enter_context(clock.held(record, gpu)).record
             except RungsError as error:
                 failure = NOT_RUN, str(error)
-        for m, n, k in shapes:
+        for shape in shapes:
             try:
-                check_problem(experiment, variant, (m, n, k))
+                check_point(experiment, variant, device, shape)
                 refused = None
             except Refused as refusal:
                 refused = refusal.status, str(refusal)
             if failure or refused:
                 counted = cells(metrics, device.chip, failure or refused)
             else:
-                argv = [*start, "--shape", f"{m},{n},{k}"]
+                argv = [*start, "--shape", ",".join(map(str, shape))]
                 counted = count(tool, argv, experiment.entry, metrics, device.chip, l2, time_limit_s)
                 # No later shape would be permitted what this one was not.
                 failure = next(((cell.status, cell.reason) for cell in counted if cell.status == PERMISSION), None)
             ok = sum(cell.status == "ok" for cell in counted)
-            print(f"{variant.name} {m}x{n}x{k}: {ok} of {len(metrics)} counters", flush=True)
-            common = {"run_id": run_id, "experiment": experiment.name, "variant": variant.name, "m": m, "n": n, "k": k}
+            print(f"{variant.name} {experiment.describe(shape)}: {ok} of {len(metrics)} counters", flush=True)
+            common: dict[str, Any] = {"run_id": run_id, "experiment": experiment.name, "variant": variant.name}
+            common |= zip(experiment.axis_names, shape, strict=True)
             rows += [common | cell._asdict() for cell in counted]
     manifest = {
         "kind": "profile",
@@ -372,7 +394,7 @@ def profile(
         "rungs": experiment.rung_names(variant),
         "arch": arch,
         "binary": provenance,
-        "dtype": "bfloat16",
+        "dtype": "bfloat16" if experiment.workload == GEMM else "float32",
         "fill": "normal",
         "l2": l2,
         "gpu": gpu.as_json(),
@@ -388,7 +410,7 @@ def profile(
         "software": measure.software({}),
         "measured_at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
-    measure.write_result("profile", rows, manifest, output)
+    measure.write_result(experiment.kind("profile"), rows, manifest, output)
 
 
 def _counting_clock(record: Mapping[str, Any] | None, gpu: clock.Gpu) -> dict[str, Any]:

@@ -25,13 +25,15 @@ from rungs.files import (
     write_json,
     write_text,
 )
-from rungs.variants import Experiment, experiment_names, load_experiment
+from rungs.variants import GEMM, Experiment, experiment_names, load_experiment
 
 CLOCKS_READ = (("idle", "idle_mhz"), ("read back", "read_back_mhz"), ("under load", "load_mhz"))
 RECORDED = Path("results/recorded")
-SCHEMA_OF = {"sweep": "sweep", "floor": "sweep", "profile": "profile"}
-"""Kind of a measuring job -> schema of its CSV; the schema `floor` is that of the data made from these."""
-KINDS = tuple(SCHEMA_OF)
+KINDS = ("sweep", "floor", "profile", "sanitize")
+"""Measuring jobs, each with a folder of CSVs; the schema `floor` is that of the data made from these."""
+RECORDABLE = {"sanitize": ("ok", "found", "not on this chip")}
+"""Statuses that may be published; of the other kinds what is measured. What a tool found is a result, and its page says so."""
+MEASURED = ("ok", "flagged", "not on this chip")
 COLD = "-cold"
 """End of the name of a set that was measured with cold caches."""
 
@@ -91,6 +93,24 @@ def _why_stale(manifest: Mapping[str, Any], results: Path) -> str:
             if sha256_json(launch) != options:
                 return f"macros, flags or launch of {binary['variant']} have changed since"
     return ""
+
+
+def stale_mutations(results: Path) -> list[str]:
+    """The kernels whose mutants the set holds and whose source has changed since."""
+    from rungs import mutants
+
+    manifest = schemas.read_manifest((results / mutants.CSV).with_suffix(".json"))
+    old = []
+    for name, binary in manifest["binaries"].items():
+        try:
+            source_hash, _ = _current(name, manifest["arch"])
+        except RungsError:
+            source_hash = ""
+        built = results / "build" / manifest["arch"] / name / f"{name}.json"
+        made = schemas.read_manifest(built) if built.exists() else {}
+        if not _same_code(made, binary["source_hash"], source_hash):
+            old.append(name)
+    return old
 
 
 def _same_code(made: Mapping[str, Any], *source_hashes: str) -> bool:
@@ -156,6 +176,13 @@ def recordings() -> Iterator[tuple[Path, str]]:
             yield results, experiment
 
 
+def mutated(results: Path) -> bool:
+    """Whether the set holds mutated kernels."""
+    from rungs import mutants
+
+    return (results / mutants.CSV).is_file()
+
+
 def print_status() -> None:
     """One line per recorded set and experiment, then one per stale recording."""
     if not recorded_sets():
@@ -167,18 +194,23 @@ def print_status() -> None:
         for variant, reason in old.items():
             rungs = "/".join(experiment.rung_names(experiment.variant(variant)))
             print(f"  stale: {rungs or variant} ({variant}): {reason}")
+    for results in recorded_sets():
+        if mutated(results) and (changed := stale_mutations(results)):
+            print(f"{results}: mutations, stale: the source of {', '.join(changed)} has changed since")
 
 
 # ---- record ----------------------------------------------------------------------------------------------------------
 
 
-def record(results: Path, experiment_name: str) -> None:
+def record(results: Path, experiment_name: str, gaps: bool = False) -> None:
     """Copy a live set's CSVs, manifests and build manifests to results/recorded/<device>, after verifying each.
 
-    A set measured with cold caches goes to results/recorded/<device>-cold.
+    A set measured with cold caches goes to results/recorded/<device>-cold. One that holds nothing but what Compute Sanitizer said
+    is added to the recorded set of the same binaries.
 
-    Raises RungsError, and copies nothing, where a CSV is not the one of its manifest, a result failed or is stale, or the
-    set is a quick one.
+    With `gaps` points without a number (refused, implausible, ...) are published as what they are, but for wrong results. Raises
+    RungsError, and copies nothing, where a CSV is not the one of its manifest, a result failed or is stale, or the set is a quick
+    one.
     """
     from rungs import aggregate, effects
 
@@ -189,23 +221,20 @@ def record(results: Path, experiment_name: str) -> None:
         raise RungsError(f"{results} is recorded already: name a live set, for example results/h200.")
     csvs = [path for kind in KINDS for path in sorted((results / "csv" / kind / experiment.name).glob("*.csv"))]
     sweeps = [path for path in csvs if path.parts[-3] == "sweep"]
+    if not sweeps and csvs and all(path.parts[-3] == "sanitize" for path in csvs):
+        _add_sanitized(results, experiment_name, csvs)
+        return
     if not sweeps:
         raise RungsError(
             f"{results} has no sweep of {experiment.name}: run `snakemake sweeps` on a machine with a GPU."
         )
     slugs, archs, policies = set(), set(), set()
     for path in csvs:
-        manifest = verified(path)
+        manifest = _publishable(path, gaps)
         slugs.add(manifest["gpu"]["slug"])
         archs.add(manifest["arch"])
-        policies.add(manifest["l2"])
-        failed = schemas.read_csv(SCHEMA_OF[path.parts[-3]], path)
-        failed = failed[~failed["status"].isin(["ok", "flagged", "not on this chip"])]
-        if len(failed):
-            first = failed.iloc[0]
-            raise RungsError(
-                f"{path} holds a failed result ({first['status']}: {first['reason']}): measure it again before you record."
-            )
+        if path.parts[-3] != "sanitize":
+            policies.add(manifest["l2"])
     for variant, reason in stale(results, [experiment.name]).items():
         raise RungsError(f"{variant} in {results} is stale ({reason}): measure it again before you record.")
     if len(slugs) != 1 or len(archs) != 1:
@@ -231,14 +260,64 @@ def record(results: Path, experiment_name: str) -> None:
     aggregate.aggregate(results, experiment, arch, variants)  # what no table can be made from is not published
     if {variant.name for variant in experiment.off_ladder()} & set(variants) and experiment.factorial:
         effects.effects(results, experiment, arch)
-    for path in files:
-        copy, pack = target / path.relative_to(results), path.suffix == ".csv"
-        with whole(copy.with_name(copy.name + PACKED) if pack else copy) as temporary:
-            temporary.write_bytes(packed(path.read_bytes()) if pack else path.read_bytes())
+    _copy(files, results, target)
     print(
         f"Recorded {len(csvs)} CSVs of {len(variants)} variants in {target}: run `snakemake report` to draw them and"
         " `python -m rungs readme` to put them into the README."
     )
+
+
+def _schema_of(experiment: Experiment, kind: str) -> str:
+    """The CSV kind of a sweep, a floor job, a profile or what Compute Sanitizer said of the experiment."""
+    from rungs import aggregate
+
+    return experiment.kind(kind) if kind in ("profile", "sanitize") else aggregate.timed_kind(experiment)
+
+
+def _add_sanitized(results: Path, experiment_name: str, csvs: list[Path]) -> None:
+    """Put what Compute Sanitizer said beside the recorded sweeps of the same binaries.
+
+    Raises RungsError, and copies nothing, where a binary is not the recorded one.
+    """
+    manifests = [_publishable(path) for path in csvs]
+    slugs = {manifest["gpu"]["slug"] for manifest in manifests}
+    target = RECORDED / min(slugs)
+    for variant, reason in stale(results, [experiment_name]).items():
+        raise RungsError(
+            f"{variant} in {results} is stale ({reason}): run `snakemake sanitized` again before you record."
+        )
+    for path, manifest in zip(csvs, manifests, strict=True):
+        name = manifest["variant"]
+        built = target / "build" / manifest["arch"] / name / f"{name}.json"
+        made = schemas.read_manifest(built) if built.is_file() else {}
+        if len(slugs) != 1 or made.get("build_id") != manifest["binary"].get("build_id"):
+            raise RungsError(
+                f"{path} is not of a binary that {target} holds: record the sweeps of {experiment_name} with it."
+            )
+    _copy([*csvs, *(manifest_of(path) for path in csvs)], results, target)
+    print(f"Recorded {len(csvs)} CSVs of Compute Sanitizer in {target}: run `snakemake tables` to write their page.")
+
+
+def _publishable(path: Path, gaps: bool = False) -> dict[str, Any]:
+    """The manifest of a CSV, which must be its own. Raises RungsError for one that holds a failed result."""
+    manifest, kind = verified(path), path.parts[-3]
+    failed = schemas.read_csv(_schema_of(load_experiment(manifest["experiment"]), kind), path)
+    failed = failed[~failed["status"].isin(RECORDABLE.get(kind, MEASURED))]
+    if gaps:
+        failed = failed[failed["status"] == "wrong"]
+    if len(failed):
+        first = failed.iloc[0]
+        raise RungsError(
+            f"{path} holds a failed result ({first['status']}: {first['reason']}): measure it again before you record."
+        )
+    return manifest
+
+
+def _copy(files: Iterable[Path], results: Path, target: Path) -> None:
+    for path in files:
+        copy, pack = target / path.relative_to(results), path.suffix == ".csv"
+        with whole(copy.with_name(copy.name + PACKED) if pack else copy) as temporary:
+            temporary.write_bytes(packed(path.read_bytes()) if pack else path.read_bytes())
 
 
 def verified(csv_path: Path) -> dict[str, Any]:
@@ -284,7 +363,7 @@ def trace(cell: str, verbose: bool = False) -> int:
 
 
 def _parse_cell(cell: str) -> tuple[Path, str, tuple[int, ...] | None]:
-    match = re.fullmatch(r"(?P<table>.+?\.md):(?P<name>[A-Za-z0-9_>]+)(?::(?P<shape>\d+[x,]\d+[x,]\d+))?", cell)
+    match = re.fullmatch(r"(?P<table>.+?\.md):(?P<name>[A-Za-z0-9_>]+)(?::(?P<shape>\d+(?:[x,]\d+)*))?", cell)
     if not match:
         raise RungsError(
             f"{cell!r} names no cell: give <table>:<rung or step>[:MxNxK], for example results/recorded/h200/md/gemm.md:B3."
@@ -326,11 +405,13 @@ def _sets_behind(table: Path, name: str) -> list[tuple[Path, Experiment]]:
 
 FACTORIAL = "_factorial"
 """End of the name of a factorial's page: `md/gemm_factorial.md`."""
+SANITIZER = "_sanitizer"
+"""End of the name of the page of what Compute Sanitizer said."""
 
 
 def _experiment_of(page: Path) -> str:
     stem = page.stem
-    return stem if stem in experiment_names() else stem.removesuffix(FACTORIAL)
+    return stem if stem in experiment_names() else stem.removesuffix(FACTORIAL).removesuffix(SANITIZER)
 
 
 def _target(experiment: Experiment, name: str) -> str | None:
@@ -358,12 +439,16 @@ def chain(
         return
     current = _rendered(results, experiment, table) == text
     yield Link(f"{table} is {'' if current else 'not '}what its data give", current)
-    yield from _data_links(results, experiment, name, target, shape)
-    for kind in ("sweep", "profile") if target else ():
+    if table.stem.endswith(SANITIZER):
+        kinds: tuple[str, ...] = ("sanitize",)
+    else:
+        yield from _data_links(results, experiment, name, target, shape)
+        kinds = ("sweep", "profile") if target else ()
+    for kind in kinds:
         path = stored(results / "csv" / kind / experiment.name / f"{target}.csv")
         if path.is_file():
-            yield from _csv_links(results, kind, path, shape)
-        elif kind == "sweep" or _counted(results, experiment, target):
+            yield from _csv_links(results, kind, path, experiment, None if kind == "sanitize" else shape)
+        elif kind in ("sweep", "sanitize") or _counted(results, experiment, target):
             yield Link(f"{path} is missing", False)
 
 
@@ -372,14 +457,16 @@ def _counted(results: Path, experiment: Experiment, variant: str) -> bool:
     counters = stored(results / "data" / experiment.name / "counters.csv")
     if not counters.is_file():
         return False
-    frame = schemas.read_csv("counters", counters)
+    frame = schemas.read_csv(experiment.kind("counters"), counters)
     return variant in set(frame["variant"][frame["status"] == "ok"])
 
 
 def _rendered(results: Path, experiment: Experiment, table: Path) -> str:
     """The table made again: an experiment's page, a set's page or the root README."""
-    from rungs import factorial, tables
+    from rungs import factorial, sanitizepages, tables
 
+    if table.parent.name == "md" and table.stem.endswith(SANITIZER):
+        return sanitizepages.render(results, experiment.name, stale(results, [experiment.name]))
     if table.parent.name == "md":
         render = tables.render_experiment if table.stem == experiment.name else factorial.render
         return render(results, experiment, stale(results, [experiment.name]))
@@ -402,16 +489,15 @@ def _data_links(
     elif ">" in name:
         kind, column, value = "steps", "step", name
     else:
-        kind, column, value = "corners" if alone else "shapes", "variant", target
+        own = "corners" if alone else "shapes" if experiment.workload == GEMM else "points"
+        kind, column, value = own, "variant", target
+    axes = list(experiment.axis_names)
     path = results / "data" / experiment.name / f"{kind}.csv"
-    frame = schemas.read_csv(kind, path)
-    rows = frame[frame[column] == value]
-    if shape:
-        rows = rows[(rows["m"] == shape[0]) & (rows["n"] == shape[1]) & (rows["k"] == shape[2])]
+    schema = experiment.kind(kind)
+    frame = schemas.read_csv(schema, path)
+    rows = at_shape(frame[frame[column] == value], experiment, shape)
     if rows.empty:
-        known = (
-            sorted(set(frame[column])) if shape is None else sorted(set(frame[["m", "n", "k"]].itertuples(index=False)))
-        )
+        known = sorted(set(frame[column])) if shape is None else sorted(set(frame[axes].itertuples(index=False)))
         there = ", ".join(k if isinstance(k, str) else "x".join(map(str, k)) for k in known)
         raise RungsError(
             f"{path} has no {value}{f' at {chr(120).join(map(str, shape))}' if shape else ''}: it has {there}."
@@ -428,17 +514,17 @@ def _data_links(
     except RungsError as error:  # a file that was changed by hand is a link that does not hold
         yield Link(f"  not made again: {error}", False)
         return
-    again = schemas.parse_csv(kind, remade.to_csv(index=False, lineterminator="\n"), "the data made again")
+    again = schemas.parse_csv(schema, remade.to_csv(index=False, lineterminator="\n"), "the data made again")
     again = again[again[column] == value]
     same = rows.reset_index(drop=True).equals(
-        again.merge(rows[["m", "n", "k"]].drop_duplicates(), on=["m", "n", "k"], how="inner").reset_index(drop=True)
+        again.merge(rows[axes].drop_duplicates(), on=axes, how="inner").reset_index(drop=True)
     )
     yield Link(
         "  made again from the rounds: the same figures" if same else "  made again from the rounds: other figures",
         same,
     )
     for row in rows.to_dict("records"):
-        where = f"{row['m']}x{row['n']}x{row['k']}"
+        where = experiment.describe([row[axis] for axis in axes])
         if kind == "effects" and row["gain_percent"] == row["gain_percent"]:
             levels = f"{row['source_level']}>{row['target_level']} over {row['contexts']} contexts"
             yield Link(f"  {where}: {levels} {row['gain_percent']:+.2f} %, {row['verdict']}")
@@ -448,6 +534,9 @@ def _data_links(
                 if row["status"] == "ok"
                 else f"  {where}: {row['status']}"
             )
+        elif row["status"] == "ok" and kind == "points":
+            counted = "time_us" if row["time_us"] == row["time_us"] and row["time_us"] else "cycles"
+            yield Link(f"  {where}: {row[counted]:.4g} {counted.removeprefix('time_')}")
         elif row["status"] == "ok":
             yield Link(
                 f"  {where}: {row['time_us']:.4g} us, {row['tflops']:.1f} TFLOP/s, {row['share_percent']:.1f} % of the control"
@@ -456,11 +545,24 @@ def _data_links(
             yield Link(f"  {where}: {row['status']}")
 
 
-def _csv_links(results: Path, kind: str, path: Path, shape: tuple[int, ...] | None) -> Iterator[Link]:
+def at_shape(frame: Any, experiment: Experiment, shape: tuple[int, ...] | None) -> Any:
+    """The rows of a frame at a shape, or all where none is given. Raises RungsError for one with other axes."""
+    if shape is None:
+        return frame
+    if len(shape) != len(experiment.axis_names):
+        raise RungsError(
+            f"{'x'.join(map(str, shape))} is no point of {experiment.name}: give {'x'.join(experiment.axis_names)}."
+        )
+    for axis, value in zip(experiment.axis_names, shape, strict=True):
+        frame = frame[frame[axis] == value]
+    return frame
+
+
+def _csv_links(
+    results: Path, kind: str, path: Path, experiment: Experiment, shape: tuple[int, ...] | None
+) -> Iterator[Link]:
     manifest = schemas.read_manifest(manifest_of(path))
-    frame = schemas.read_csv(kind, path)
-    if shape:
-        frame = frame[(frame["m"] == shape[0]) & (frame["n"] == shape[1]) & (frame["k"] == shape[2])]
+    frame = at_shape(schemas.read_csv(_schema_of(experiment, kind), path), experiment, shape)
     rows = f"{len(frame)} rows{f' at {chr(120).join(map(str, shape))}' if shape else ''}"
     yield Link(f"{path}: {rows}, run {manifest['run_id']}, {manifest.get('measured_at', '')}")
     yield Link(f"  SHA-256 {manifest['csv_sha256'][:16]}… is the file's", sha256_file(path) == manifest["csv_sha256"])
@@ -476,6 +578,10 @@ def _csv_links(results: Path, kind: str, path: Path, shape: tuple[int, ...] | No
             for number, link in enumerate(_binary_links(results, manifest["arch"], arm, binary)):
                 yield replace(link, detail=arm != manifest["variant"] or number > 0)
     recorded_clock, gpu = manifest.get("clock", {}), manifest["gpu"]
+    if kind == "sanitize":  # it times nothing, so no clock was decided
+        version = manifest["sanitizer"]["version"]
+        yield Link(f"  Compute Sanitizer {version}; {gpu['name']}, {gpu['uuid']}, driver {gpu['driver']}")
+        return
     wanted = recorded_clock.get("requested_mhz")
     read = [f"{word} {recorded_clock[key]} MHz" for word, key in CLOCKS_READ if recorded_clock.get(key)]
     yield Link(
@@ -593,7 +699,7 @@ def readme_note() -> str:
 
 def _readme() -> tuple[str, str]:
     """The root README as it is, and with its blocks made from the recorded sets."""
-    from rungs import equality, factorial, tables
+    from rungs import advise, equality, factorial, tables
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     if not recorded_sets():
@@ -603,6 +709,8 @@ def _readme() -> tuple[str, str]:
         made = tables.readme_blocks(results, name, stale(results, [name]))
         if name in settings.recorded_factorials(results.relative_to("results").as_posix()):
             made |= factorial.blocks(results, name, stale(results, [name]))
+        if name == "copy_intensity":
+            made[f"{name}:advice"] = advise.block(results, stale(results, list(advise.EXPERIMENTS)))
         if equality.compared(results, name):
             made |= equality.blocks(results, name)
         if results.name.endswith(COLD) and (hot := results.with_name(results.name.removesuffix(COLD))).is_dir():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rungs import schemas
 from rungs.clock import slug
@@ -73,3 +74,20 @@ def best_peers(gpu: str, shape: tuple[int, int, int], instruction: str, folder: 
         here = here[here[axis] == size]
     best = here.groupby("project")["ratio_to_control"].max()
     return {project: 100 * float(ratio) for project, ratio in best.items()}
+
+
+def intensity(gpu_slug: str, folder: Path = FOLDER) -> list[dict[str, float]]:
+    """The rows of the seed author's intensity sweep on that GPU, or none where it was not run there."""
+    path = folder / f"intensity_{gpu_slug}.csv"
+    return schemas.read_csv("intensity", path).to_dict("records") if path.is_file() else []
+
+
+def tma_throughput(folder: Path = FOLDER) -> list[dict[str, Any]]:
+    """Rows of TMA loads that Luo et al. timed on an H800 PCIe with 114 SMs: kind, tile_bytes, ctas, gib_per_s."""
+    return schemas.read_csv("tma_throughput", folder / "tma_throughput.csv").to_dict("records")
+
+
+def hopper_latencies(folder: Path = FOLDER) -> dict[str, float]:
+    """Quantity -> value, in cycles where it is a latency, as Luo et al. give it for Hopper."""
+    frame = schemas.read_csv("hopper_latencies", folder / "hopper_latencies.csv")
+    return dict(zip(frame["quantity"], frame["value"].astype(float), strict=True))

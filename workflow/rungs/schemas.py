@@ -19,8 +19,10 @@ from rungs.errors import RungsError
 from rungs.files import ROOT, content, read_json, whole
 
 SCHEMAS = ROOT / "workflow" / "schemas"
-GIVEN = ("peers", "published")
+GIVEN = ("peers", "published", "intensity", "tma_throughput", "hopper_latencies")
 """Kinds of CSV that no run makes."""
+MANIFESTS = ("build", "sweep", "profile", "emulate", "sanitize", "mutations")
+"""Kinds of manifest; that of a floor job is a sweep's."""
 LONGEST = 600
 """Letters of a breach that are shown: it may quote a whole list or a number of thousands of digits."""
 
@@ -54,6 +56,9 @@ def validate(value: Any, name: str, where: str) -> None:
         place = ".".join(str(part) for part in error.absolute_path)
         schema = error.schema if isinstance(error.schema, dict) else {}
         message, description = error.message, schema.get("description", "")
+        if error.schema is False:  # of which jsonschema does not say where it stands
+            odd = next((key for key, inner in value.items() if inner == error.instance), "it has")
+            message = f"key {odd!r} has no meaning beside the others"
         if error.validator == "additionalProperties" and isinstance(error.instance, dict):
             odd = next(key for key in error.instance if key not in schema["properties"])
             message = f"there is no key {odd!r}; choose of {', '.join(schema['properties'])}"
@@ -65,12 +70,12 @@ def validate(value: Any, name: str, where: str) -> None:
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:
-    """The manifest of a build, a sweep (or floor job), a profile or an emulation, valid by the schema of its kind.
+    """The manifest of a build or of a job that writes a CSV, valid by the schema of its kind.
 
     Raises RungsError with the key that is missing or odd.
     """
     value = read_json(path)
-    if not isinstance(value, dict) or value.get("kind") not in ("build", "sweep", "profile", "emulate"):
+    if not isinstance(value, dict) or value.get("kind") not in MANIFESTS:
         raise RungsError(f"{path} is no manifest of a build, sweep, profile or emulation: delete it and run again.")
     validate(value, f"manifest_{value['kind']}", f"{path} (delete it and run again, or restore a recorded one)")
     return value
@@ -101,9 +106,35 @@ def read_yaml(path: Path, schema: str) -> dict[str, Any]:
     return value
 
 
+SHAPE = ("m", "n", "k")
+
+
+@functools.cache
+def csv_schema(kind: str) -> Mapping[str, Any]:
+    """The schema of a CSV kind. `sweep@tile,stages` is `sweep` with whole numbers tile and stages in place of m, n and k."""
+    name, _, axes = kind.partition("@")
+    schema = load_schema(f"csv/{name}")
+    if not axes:
+        return schema
+
+    def swapped(names: Sequence[str]) -> list[str]:
+        first = next((name for name in names if name in SHAPE), None)
+        return [
+            new
+            for old in names
+            if old == first or old not in SHAPE
+            for new in (axes.split(",") if old == first else [old])
+        ]
+
+    axis = {"type": "integer", "description": "the point's value on this axis"}
+    nullable = {"nullable": True} if schema["columns"].get("k", {}).get("nullable") else {}
+    declared = {column: schema["columns"].get(column, axis | nullable) for column in swapped(list(schema["columns"]))}
+    return {**schema, "columns": declared} | ({"key": swapped(schema["key"])} if "key" in schema else {})
+
+
 def columns(kind: str) -> dict[str, dict[str, Any]]:
     """Name -> {type, nullable, description, enum ...} of each column of a CSV kind, in file order."""
-    return load_schema(f"csv/{kind}")["columns"]
+    return csv_schema(kind)["columns"]
 
 
 def write_csv(kind: str, frame: Any, path: str | Path) -> None:
@@ -131,7 +162,7 @@ def write_rows(kind: str, rows: Sequence[Mapping[str, Any]], path: str | Path) -
     It does without pandas, whose import takes longer than what most jobs have to do. Raises RungsError as `write_csv` does.
     """
     declared = columns(kind)
-    key = load_schema(f"csv/{kind}").get("key", ())
+    key = csv_schema(kind).get("key", ())
     text, seen = io.StringIO(), set()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(declared)
@@ -208,7 +239,7 @@ def parse_csv(kind: str, text: str, path: str) -> Any:
     if lines < 1:
         raise RungsError(f"{path} has no rows: {fix}.")
     frame = pd.DataFrame({name: _column(raw[name], name, rule, path, fix) for name, rule in declared.items()})
-    key = load_schema(f"csv/{kind}").get("key")
+    key = csv_schema(kind).get("key")
     if key and frame.duplicated(key).any():
         row = int(frame.index[frame.duplicated(key)][0]) + 2
         raise RungsError(f"{path}, row {row}: the same {', '.join(key)} stands in an earlier row: {fix}.")

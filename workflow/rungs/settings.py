@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -14,9 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from rungs import clock, schemas
-from rungs.errors import RungsError
+from rungs.errors import Refused, RungsError
 from rungs.files import PACKED, ROOT, stem
-from rungs.variants import Experiment, Variant, clash, experiment_names, load_experiment, readable_experiments
+from rungs.variants import (
+    GEMM,
+    Experiment,
+    Variant,
+    clash,
+    experiment_names,
+    load_device,
+    load_experiment,
+    parse_sweeps,
+    readable_experiments,
+)
 
 DEFAULT_ARCH = "sm_90a"
 EMULATOR = "emulator"
@@ -43,6 +54,7 @@ class Run:
     clock_mhz: str
     profiling: bool
     ncu: str
+    sanitizer: str
     twins: bool
     notes: tuple[str, ...] = field(default=())
 
@@ -68,6 +80,16 @@ class Run:
     def profiling_permission(self) -> str:
         """What ncu may do here; granting it reruns the profiles that lacked it."""
         return profiling_permission(self.ncu)
+
+    @functools.cached_property
+    def sanitizer_there(self) -> str:
+        """Which compute-sanitizer would run; installing one reruns what lacked it."""
+        from rungs import sanitize
+
+        try:
+            return sanitize.find_sanitizer(self.sanitizer)
+        except RungsError as error:
+            return str(error)
 
     def ladders(self, experiment: str) -> list[str]:
         known = self.experiments[experiment].ladders
@@ -102,14 +124,11 @@ class Run:
         found = whole.predecessors(variant, self.ladders(experiment))
         return [source for source in found if whole.on_chip(source, self.arch)]
 
-    def shapes_as_json(self, experiment: str) -> str:
-        return json.dumps(self.experiments[experiment].shapes())
+    def shapes_as_json(self, experiment: str, variant: Variant) -> str:
+        return json.dumps(self.experiments[experiment].shapes(variant))
 
     def profile_shapes_as_json(self, experiment: str, variant: Variant) -> str:
-        declared = self.experiments[experiment]
-        if declared.factorial and not declared.rung_names(variant):
-            return json.dumps(declared.factorial["profile_shapes"])
-        return json.dumps(declared.profile_shapes)
+        return json.dumps(self.experiments[experiment].shapes_to_profile(variant))
 
 
 def export_package(folder: str) -> None:
@@ -142,11 +161,20 @@ def resolve(config: Mapping[str, Any]) -> Run:
     if quick:
         measure = {**measure, "warmup_s": min(measure["warmup_s"], QUICK_WARMUP_S)}
         experiments = {
-            n: replace(e, axes={a: tuple(v) for a, v in e.quick["axes"].items()}) for n, e in experiments.items()
+            n: replace(e, axes={a: tuple(v) for a, v in e.quick["axes"].items()})
+            if e.workload == GEMM
+            else replace(e, sweeps=parse_sweeps(e.quick["sweeps"]))
+            for n, e in experiments.items()
         }
     if wanted.get("axes"):
         axes = {axis: tuple(values) for axis, values in wanted["axes"].items()}
-        experiments = {n: replace(e, axes={**e.axes, **axes}) for n, e in experiments.items()}
+        if other := [name for name, e in experiments.items() if e.workload != GEMM]:
+            notes.append(
+                f"rungs: config, key axes: M, N and K are no axes of {', '.join(other)}, which keep their points."
+            )
+        experiments = {
+            n: replace(e, axes={**e.axes, **axes}) if e.workload == GEMM else e for n, e in experiments.items()
+        }
     ladders = None if wanted["ladders"] == "all" else tuple(wanted["ladders"])
     if quick and ladders is None:
         ladders = tuple(itertools.chain.from_iterable(e.quick["ladders"] for e in experiments.values()))
@@ -169,12 +197,17 @@ def resolve(config: Mapping[str, Any]) -> Run:
                 f"rungs: {name} needs one of {', '.join(experiment.architectures)}, so on {arch} it is left out."
             )
             del experiments[name]
+        elif cold and experiment.workload != GEMM:
+            notes.append(f"rungs: {name} chooses by its payload what caches hold, so a cold set leaves it out.")
+            del experiments[name]
         elif ladders is not None and not set(experiment.ladders) & set(ladders):
             del experiments[name]
     if not experiments:
+        policy = ", may be measured with cold caches" if cold else ""
         raise RungsError(
             f"config: nothing is left to do on {arch}: of {' and '.join(wanted['experiments'])}, none is for this architecture"
-            " and has a chosen ladder, so choose other experiments or ladders."
+            f"{policy} and has a chosen ladder, so choose other experiments or ladders"
+            f"{', or measure.l2 hot' if cold else ''}."
         )
     recorded = tuple(name for name in wanted["recorded"] if (Path("results/recorded") / name).is_dir())
     for name in recorded:  # before anything is planned: what is wrong with a set is one sentence
@@ -203,6 +236,7 @@ def resolve(config: Mapping[str, Any]) -> Run:
         clock_mhz=str(wanted["clock"]["mhz"]),
         profiling=wanted["profile"]["enabled"] and not quick and not cold,
         ncu=wanted["profile"]["ncu"],
+        sanitizer=wanted["sanitize"]["tool"],
         twins=quick,
         notes=tuple(notes),
     )
@@ -218,10 +252,37 @@ def check_experiments(chosen: Sequence[str]) -> list[str]:
         raise damaged[odd]
     if problem := clash(experiments):
         raise RungsError(problem)
+    for experiment in experiments:
+        if experiment.name in chosen and experiment.workload != GEMM:
+            _check_workload(experiment)
     return [
         f"rungs: experiment {name} is not used here, and its file cannot be read: {error}"
         for name, error in damaged.items()
     ]
+
+
+def _check_workload(experiment: Experiment) -> None:
+    """Raises RungsError where the workload's module can do nothing with the experiment's factors, macros and axes."""
+    from rungs import workloads
+
+    where = f"config/experiments/{experiment.name}.yaml"
+    try:
+        workload = workloads.of(experiment)
+        device = load_device(experiment.architectures[0] if experiment.architectures else DEFAULT_ARCH)
+        for variant in (experiment.floor_variant, *experiment.ladders[next(iter(experiment.ladders))].rungs.values()):
+            with contextlib.suppress(Refused):
+                workload.check(experiment, variant, device, experiment.base_point)
+        figures = {name: getattr(workload, name) for name in ("FIGURES", "MEASURES", "CONTROL")}["FIGURES"]
+    except (ImportError, AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+        said = " ".join(str(error).split())
+        raise RungsError(
+            f"{where}: workload {experiment.workload} cannot work on it ({type(error).__name__}: {said}): give it the factors,"
+            f" macros and axes that workflow/rungs/workloads/{experiment.workload}.py reads."
+        ) from None
+    if not isinstance(figures, tuple):
+        raise RungsError(
+            f"workflow/rungs/workloads/{experiment.workload}.py: FIGURES is no tuple of names: write it as one."
+        )
 
 
 def check_measure(measure: Mapping[str, Any]) -> Mapping[str, Any]:

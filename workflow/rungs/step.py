@@ -10,7 +10,7 @@ import numpy as np
 from rungs import build, clock, measure, protocol, schemas, settings, stats
 from rungs.errors import RungsError
 from rungs.files import ROOT
-from rungs.variants import load_experiment, make_step
+from rungs.variants import GEMM, load_experiment, make_step
 
 
 def run(
@@ -24,6 +24,11 @@ def run(
     step, without a GPU and for a rung that fails.
     """
     experiment = load_experiment(experiment_name)
+    if experiment.workload != GEMM:
+        raise RungsError(
+            f"{experiment_name} is no GEMM, of which alone `step` measures a step at once: run `snakemake --config"
+            f" experiments={experiment_name} preset=quick`, which measures its steps in its few quick points."
+        )
     step = make_step(experiment.variant(source), experiment.variant(target), "", f"{source}>{target}", source, target)
     gpu = clock.choose(device)
     if gpu is None:

@@ -28,7 +28,7 @@ from rungs.aggregate import (
 )
 from rungs.errors import RungsError
 from rungs.files import ROOT, sha256_json, write_text
-from rungs.variants import Experiment, Ladder, Step, levels_of, load_experiment
+from rungs.variants import GEMM, Experiment, Ladder, Step, levels_of, load_experiment
 
 DAGGER = "†"
 Row = dict[str, Any]
@@ -75,7 +75,8 @@ def read_source(results: Path, experiment: str | Experiment, stale: Mapping[str,
     """What the tables of an experiment's ladders are made of."""
     experiment = load_experiment(experiment) if isinstance(experiment, str) else experiment
     data = read_data(results, experiment.name)
-    return Source(experiment, data, facts_of(results, experiment.name, data["shapes"]["variant"]), stale or {}, results)
+    shown = data["shapes" if experiment.workload == GEMM else "points"]["variant"]
+    return Source(experiment, data, facts_of(results, experiment.name, shown), stale or {}, results)
 
 
 # Documents
@@ -84,6 +85,10 @@ def read_source(results: Path, experiment: str | Experiment, stale: Mapping[str,
 def render_experiment(results: Path, experiment: str | Experiment, stale: Mapping[str, str] | None = None) -> str:
     """All tables of an experiment, as `md/<experiment>.md` holds them."""
     source = read_source(results, experiment, stale)
+    if source.experiment.workload != GEMM:
+        from rungs import pages
+
+        return pages.render(source)
     parts = [f"# {source.experiment.name} on {source.facts.gpu}", source.experiment.question]
     for ladder in measured_ladders(source.experiment, source.data["shapes"]):
         figures = f"../figures/{source.experiment.name}"
@@ -113,7 +118,7 @@ def render_set(
 
     `factorials`: the experiments whose factorial is in the set.
     """
-    from rungs import factorial
+    from rungs import factorial, pages
 
     sources = [read_source(results, name, stale) for name in experiment_names]
     parts = [f"# {results.name}"]
@@ -122,9 +127,14 @@ def render_set(
         parts += [f"## [{name}](md/{name}.md)", source.experiment.question]
         model = facts.on([*facts.boards.values(), *facts.profile_boards.values()])
         parts.append(f"{model}, driver {facts.driver}{f', {facts.software}' if facts.software else ''}.")
+        if source.experiment.workload != GEMM:
+            parts += pages.overview(source)
+            continue
         parts.append(coverage_table(source))
         if (results / "data" / name / "emulated.csv").is_file():
             parts.append(f"[What ncu counted beside what the emulator counts](md/{name}_counters.md).")
+        if any((results / "csv" / "sanitize" / name).glob("*.csv*")):
+            parts.append(f"[What Compute Sanitizer found](md/{name}_sanitizer.md).")
         for ladder in measured_ladders(source.experiment, source.data["shapes"]):
             parts += [f"### Ladder {ladder.name}: {ladder.title}", ladder_tables(source, ladder)]
             parts.append(figure_links(source, ladder, f"figures/{name}"))
@@ -133,6 +143,8 @@ def render_set(
                 f"### [Factorial: all combinations](md/{name}_factorial.md)",
                 factorial.overview(results, name, stale),
             ]
+    if (results / "data" / "mutations" / "mutations.csv").is_file():
+        parts.append("## [Mutated kernels in the emulator and under Compute Sanitizer](md/mutations.md)")
     return "\n\n".join(parts) + "\n"
 
 
@@ -145,6 +157,10 @@ def readme_blocks(
     `<experiment>:floor`.
     """
     source = read_source(results, experiment, stale)
+    if source.experiment.workload != GEMM:
+        from rungs import pages
+
+        return pages.blocks(source)
     name = source.experiment.name
     figures = figures_of(source)
     blocks = {f"{name}:floor": floor_table(source)}
@@ -267,7 +283,7 @@ def ladder_tables(source: Source, ladder: Ladder) -> str:
     for size in _sizes(cells):
         depths = sorted({key[3] for key in cells if key[1:3] == size})
         rows = [
-            [rung, _describe(source, ladder, rung), *(_rung_cell(source, cells.get((name, *size, k))) for k in depths)]
+            [rung, describe(source, ladder, rung), *(_rung_cell(source, cells.get((name, *size, k))) for k in depths)]
             for rung, name in names.items()
         ]
         control = [
@@ -305,8 +321,8 @@ def step_tables(source: Source, ladder: Ladder) -> str:
         rows = [
             [
                 step.label,
-                _change(source.experiment, step),
-                *(_step_cell(source, here.get((step.label, k))) for k in depths),
+                change(source.experiment, step),
+                *(step_cell(source, here.get((step.label, k))) for k in depths),
             ]
             for step in ladder.steps
             if any((step.label, k) in here for k in depths)
@@ -426,7 +442,7 @@ def cost_tables(source: Source, ladder: Ladder) -> str:
             continue
         timed = {row["variant"]: row for row in source.rows("shapes") if (row["m"], row["n"], row["k"]) == shape}
         rows = [
-            [rung, _describe(source, ladder, rung), *_cost_cells(source, reads[rung], timed.get(name), name)]
+            [rung, describe(source, ladder, rung), *_cost_cells(source, reads[rung], timed.get(name), name)]
             for rung, name in names.items()
         ]
         head = (
@@ -513,7 +529,7 @@ def _cost_sentence(source: Source, ladder: Ladder, shape: Shape, reads: Mapping[
             continue
         counts = [_changed_by(instructions, "read instructions"), _changed_by(wavefronts, "read wavefronts")]
         told.append(
-            f"{step.label}, {_change(source.experiment, step)}, has {', '.join(counts)} and {_time(steps.get(step.label))}"
+            f"{step.label}, {change(source.experiment, step)}, has {', '.join(counts)} and {_time(steps.get(step.label))}"
         )
     where = f"At {'x'.join(map(str, shape))}"
     if not told:
@@ -628,7 +644,7 @@ def _rung_cell(source: Source, row: Row | None) -> str:
     return f"{row['tflops']:.1f} ({share}){mark}"
 
 
-def _step_cell(source: Source, row: Row | None) -> str:
+def step_cell(source: Source, row: Row | None) -> str:
     """`+12.3 % ±0.2 faster`, the word of what went wrong, or the gain with the word of what the verdict lacks."""
     if row is None:
         return "not run"
@@ -687,11 +703,11 @@ def _moved(row: Row) -> str:
     return f"{row['name']} {_before_after(row)}"
 
 
-def _describe(source: Source, ladder: Ladder, rung: str) -> str:
+def describe(source: Source, ladder: Ladder, rung: str) -> str:
     return ", ".join(levels_of(source.experiment, ladder, rung))
 
 
-def _change(experiment: Experiment, step: Step) -> str:
+def change(experiment: Experiment, step: Step) -> str:
     levels = experiment.factors[step.factor].levels
     return " > ".join(
         levels[variant.level(step.factor)].title for variant in (step.source_variant, step.target_variant)
@@ -804,7 +820,7 @@ def _ladder_sentence(
             rung = pick(rows, key=lambda rung: rows[rung]["share_percent"])
             alike, against = standing(rows[rung], list(rows.values()), steps, word == "fastest")
             spoken = {row["variant"]: name for name, row in rows.items()}
-            what = f"{rung}, {_describe(source, ladder, rung)}"
+            what = f"{rung}, {describe(source, ladder, rung)}"
             share = f"{rows[rung]['share_percent']:.1f} %" + (f" of {source.facts.control}" if not ends else "")
             if against:
                 most = "largest" if word == "fastest" else "smallest"

@@ -23,6 +23,10 @@ PLANNED = (
 """Macros that the plan of a launch reads too."""
 POSITIVE = re.compile(r"(TILE|WARP|RASTER)_")
 """Macros that are sizes or counts: a kernel or its plan divides by them."""
+NO_AXIS = ("only", "experiment", "rung", "m", "n", "k")
+"""Names that are no axis's, beside the columns of the CSVs in which axes are columns: a word of a sweep's own is one."""
+WITH_AXES = ("sweep", "cycles", "profile", "sanitize", "points", "steps", "counters", "coverage")
+"""Kinds of CSV in which axes are columns."""
 RESERVED = ("all", "control", "stamp", "twin")
 """Names that mean something else where a ladder's or a rung's could stand."""
 
@@ -114,7 +118,39 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Axis:
+    """What a point of a sweep sets when it is launched. `values` names those whose number says nothing."""
+
+    name: str
+    title: str
+    unit: str = ""
+    values: Mapping[int, str] = field(default_factory=dict)
+
+    def label(self, value: int) -> str:
+        """For example `16 KiB`, or the value's own name."""
+        return self.values.get(value) or f"{value} {self.unit}".rstrip()
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A product over some axes, the others at the base point. `only`: factor -> the levels that take part."""
+
+    axes: Mapping[str, tuple[int, ...]]
+    only: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def takes(self, variant: Variant) -> bool:
+        """Whether the variant takes part."""
+        return all(variant.level(factor) in levels for factor, levels in self.only.items())
+
+
+GEMM = "gemm"
+"""The workload of experiments whose points are shapes M, N, K."""
+
+
+@dataclass(frozen=True)
 class Experiment:
+    """`axes` are those of a GEMM's shapes; where the workload is another, `point_axes`, `base` and `sweeps` give the points."""
+
     name: str
     question: str
     kernel: str
@@ -130,7 +166,28 @@ class Experiment:
     quick: Mapping[str, Any]
     factorial: Mapping[str, Any] | None = None
     architectures: tuple[str, ...] = ()
-    workload: str = "gemm"
+    workload: str = GEMM
+    point_axes: Mapping[str, Axis] = field(default_factory=dict)
+    base: Mapping[str, int] = field(default_factory=dict)
+    sweeps: tuple[Sweep, ...] = ()
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """What the numbers of a point are, in its order: M, N and K of a GEMM."""
+        return ("m", "n", "k") if self.workload == GEMM else tuple(self.point_axes)
+
+    @property
+    def base_point(self) -> tuple[int, ...]:
+        """The point around which the sweeps of a workload that is no GEMM lie."""
+        return tuple(self.base[axis] for axis in self.point_axes)
+
+    def point(self, values: Mapping[str, int]) -> tuple[int, ...]:
+        """The base point with these values in place of its own."""
+        return tuple({**self.base, **values}[axis] for axis in self.point_axes)
+
+    def kind(self, name: str) -> str:
+        """The CSV kind whose rows have this experiment's axes where a GEMM's have m, n and k."""
+        return name if self.workload == GEMM else f"{name}@{','.join(self.point_axes)}"
 
     def variant(self, name: str) -> Variant:
         """The variant of that name; a rung's name (`B3`) serves too.
@@ -219,10 +276,20 @@ class Experiment:
         rungs = {variant for ladder in self.ladders.values() for variant in ladder.rungs.values()}
         return [variant for variant in self.estimable() if variant not in rungs]
 
+    def shapes_to_profile(self, variant: Variant) -> list[tuple[int, ...]]:
+        """The points at which ncu counts a variant: fewer of a GEMM's that are on no ladder."""
+        shapes: list[Sequence[int]] = list(self.profile_shapes)
+        if self.factorial and not self.rung_names(variant):
+            more = self.factorial.get("profile_more", {"variants": (), "shapes": ()})
+            shapes = [*self.factorial["profile_shapes"], *(more["shapes"] if variant.name in more["variants"] else ())]
+        return list(dict.fromkeys(tuple(int(value) for value in shape) for shape in shapes))
+
     def contract(self, variant: Variant) -> str:
-        """Variants of one numeric contract give bitwise equal results: they sum K in the same order."""
+        """Variants of one numeric contract give bitwise equal results. It is what its levels name, together; `{variant}` in it
+        makes it the variant's own.
+        """
         named = [self.factors[name].levels[value].contract for name, value in variant.levels]
-        return next((contract for contract in named if contract), "natural")
+        return ", ".join(contract for contract in named if contract).format(variant=variant.name) or "natural"
 
     def steps(self) -> list[Step]:
         return [step for ladder in self.ladders.values() for step in ladder.steps]
@@ -239,9 +306,24 @@ class Experiment:
         steps = [step for step in self.steps() if ladders is None or step.ladder in ladders]
         return list(dict.fromkeys(step.source_variant for step in steps if step.target_variant == variant))
 
-    def shapes(self) -> list[tuple[int, int, int]]:
-        """(M, N, K) of the sweep, small M = N first."""
-        return [(mn, mn, k) for mn in self.axes["mn"] for k in self.axes["k"]]
+    def shapes(self, variant: Variant | None = None) -> list[tuple[int, ...]]:
+        """The points of the sweep: (M, N, K) of a GEMM, small M = N first; else those that the variant takes part in, or all."""
+        if self.workload == GEMM:
+            return [(mn, mn, k) for mn in self.axes["mn"] for k in self.axes["k"]]
+        found = []
+        for sweep in self.sweeps:
+            if variant is None or sweep.takes(variant):
+                for values in itertools.product(*sweep.axes.values()):
+                    at = {**self.base, **dict(zip(sweep.axes, values, strict=True))}
+                    found.append(tuple(at[axis] for axis in self.point_axes))
+        return list(dict.fromkeys(found))
+
+    def describe(self, point: Sequence[int]) -> str:
+        """A point in words: `512x512x256`, or the axes of a workload that is no GEMM."""
+        if self.workload == GEMM:
+            return "x".join(map(str, point))
+        named = zip(self.point_axes.values(), point, strict=True)
+        return ", ".join(f"{axis.title} {axis.label(value)}" for axis, value in named)
 
 
 def _regex(pattern: str) -> str:
@@ -302,7 +384,10 @@ def parse_experiment(raw: Mapping) -> Experiment:
 
     Raises RungsError where names in it do not fit together.
     """
+    other = raw.get("workload", GEMM) != GEMM
     _check_names(raw)
+    if other:
+        _check_points(raw)
     factors = {
         name: Factor(
             name,
@@ -332,12 +417,16 @@ def parse_experiment(raw: Mapping) -> Experiment:
         declared=tuple(raw["declared"]),
         factors=factors,
         ladders={},
-        axes={axis: tuple(values) for axis, values in raw["axes"].items()},
-        profile_shapes=tuple(tuple(shape) for shape in raw["profile_shapes"]),
+        axes={} if other else {axis: tuple(values) for axis, values in raw["axes"].items()},
+        profile_shapes=_profile_points(raw),
         floor_variant=Variant(raw["name"], "", ()),
         quick=raw["quick"],
         factorial=raw.get("factorial"),
         architectures=tuple(raw.get("architectures", ())),
+        workload=raw.get("workload", GEMM),
+        point_axes=_axes(raw) if other else {},
+        base=raw.get("base", {}),
+        sweeps=parse_sweeps(raw["sweeps"]) if other else (),
     )
     ladders = {name: _ladder(bare, name, ladder) for name, ladder in raw["ladders"].items()}
     complete = Experiment(**{**vars(bare), "ladders": ladders})
@@ -347,7 +436,37 @@ def parse_experiment(raw: Mapping) -> Experiment:
             f"Experiment {bare.name}: floor_rung {raw['floor_rung']!r} is on no ladder: name one of the rungs."
         )
     _check_pattern(complete)
+    if other:
+        _check_takes_part(complete)
+    for name in (complete.factorial or {}).get("profile_more", {}).get("variants", ()):
+        if complete.rung_names(complete.variant(name)):
+            raise RungsError(
+                f"Experiment {bare.name}: factorial.profile_more names {name}, which is on a ladder and so profiled at all of"
+                " profile_shapes: take it out."
+            )
     return Experiment(**{**vars(complete), "floor_variant": floor})
+
+
+def _check_takes_part(experiment: Experiment) -> None:
+    """Every rung has points, in the quick preset too, and every sweep has rungs."""
+    rungs = {rung: variant for ladder in experiment.ladders.values() for rung, variant in ladder.rungs.items()}
+    ladders = [experiment.ladders[name].rungs for name in experiment.quick["ladders"]]
+    quick = {rung: variant for declared in ladders for rung, variant in declared.items()}
+    for word, sweeps, among in (
+        ("sweeps", experiment.sweeps, rungs),
+        ("quick.sweeps", parse_sweeps(experiment.quick["sweeps"]), quick),
+    ):
+        if idle := next((rung for rung, v in among.items() if not any(sweep.takes(v) for sweep in sweeps)), None):
+            raise RungsError(
+                f"Experiment {experiment.name}: rung {idle} takes part in none of {word}, so there is no point to measure it at:"
+                " widen an `only`, or add a sweep."
+            )
+        for number, sweep in enumerate(sweeps, start=1):
+            if among and not any(map(sweep.takes, among.values())):
+                raise RungsError(
+                    f"Experiment {experiment.name}: no rung takes part in sweep {number} of {word}, whose `only` no rung's levels"
+                    " match: change it or take the sweep out."
+                )
 
 
 def _check_pattern(experiment: Experiment) -> None:
@@ -386,7 +505,7 @@ def _check_names(raw: Mapping) -> None:
     implied = {name: _implied(where, name, factor["levels"]) for name, factor in factors.items()}
     macros = [factor["macro"] for factor in factors.values()] + list(raw["constants"]) + ["CTAS_PER_SM"]
     macros += list(itertools.chain.from_iterable(implied.values()))
-    for macro in PLANNED:
+    for macro in PLANNED if raw.get("workload", GEMM) == GEMM else ():
         if macro not in macros:
             raise RungsError(f"{where}: neither constants nor a factor give {macro}, which the plan of a launch needs.")
     if twice := next((macro for macro in macros if macros.count(macro) > 1), None):
@@ -417,6 +536,60 @@ def _check_names(raw: Mapping) -> None:
     for ladder in raw["quick"]["ladders"]:
         if ladder not in raw["ladders"]:
             raise RungsError(f"{where}: quick names ladder {ladder!r}, which it does not have.")
+
+
+def _axes(raw: Mapping) -> dict[str, Axis]:
+    return {
+        name: Axis(name, axis["title"], axis.get("unit", ""), axis.get("values", {}))
+        for name, axis in raw["axes"].items()
+    }
+
+
+def parse_sweeps(raw: Sequence[Mapping]) -> tuple[Sweep, ...]:
+    """Sweeps as a file has them: axis -> values, and under `only` factor -> levels."""
+    return tuple(
+        Sweep(
+            {axis: tuple(values) for axis, values in sweep.items() if axis != "only"},
+            {factor: tuple(levels) for factor, levels in sweep.get("only", {}).items()},
+        )
+        for sweep in raw
+    )
+
+
+def _profile_points(raw: Mapping) -> tuple[tuple[int, ...], ...]:
+    """What ncu counts: shapes of a GEMM, else points of which only what differs from the base is given."""
+    if raw.get("workload", GEMM) == GEMM:
+        return tuple(tuple(shape) for shape in raw["profile_shapes"])
+    return tuple(tuple({**raw["base"], **point}[axis] for axis in raw["axes"]) for point in raw["profile_points"])
+
+
+def _check_points(raw: Mapping) -> None:
+    """The base, the sweeps and the profiled points name axes and levels that there are."""
+    where, axes = f"Experiment {raw['name']}", list(raw["axes"])
+    if not (ROOT / "workflow" / "rungs" / "workloads" / f"{raw['workload']}.py").is_file():
+        raise RungsError(f"{where}: there is no workload {raw['workload']!r} under workflow/rungs/workloads/.")
+    if not (ROOT / "workflow" / "rungs" / "answers" / f"{raw['workload']}.py").is_file():
+        raise RungsError(
+            f"{where}: workload {raw['workload']!r} has no module under workflow/rungs/answers/, which makes its tables and"
+            " figures: add it."
+        )
+    columns = set(NO_AXIS).union(*(schemas.load_schema(f"csv/{kind}")["columns"] for kind in WITH_AXES))
+    if taken := next((axis for axis in axes if axis in columns), None):
+        raise RungsError(f"{where}: an axis may not be called {taken}, which is a column of a CSV already: rename it.")
+    if sorted(raw["base"]) != sorted(axes):
+        raise RungsError(f"{where}: base must give one value for each axis, {', '.join(axes)}.")
+    named = [("a sweep", s) for s in [*raw["sweeps"], *raw["quick"]["sweeps"]]]
+    named += [("a profiled point", p) for p in raw["profile_points"]]
+    for what, given in named:
+        words = () if what == "a profiled point" else ("only",)
+        if odd := next((axis for axis in given if axis not in (*axes, *words)), None):
+            raise RungsError(f"{where}: {what} names {odd!r}, which is no axis of it: its axes are {', '.join(axes)}.")
+        if what != "a profiled point" and not set(given) - {"only"}:
+            raise RungsError(f"{where}: {what} is over no axis: give it values of one of {', '.join(axes)}.")
+        for factor, levels in given.get("only", {}).items() if words else ():
+            if factor not in raw["factors"]:
+                raise RungsError(f"{where}: {what} is only for levels of {factor!r}, which is no factor of it.")
+            _check_requires(f"{where}: {what}", "", {factor: levels}, raw["factors"])
 
 
 def _check_requires(where: str, factor: str, requires: Mapping[str, Sequence[int]], factors: Mapping) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rungs import provenance, schemas
 from rungs.files import write_json
+from rungs.variants import load_experiment
 
 FINE = ("ok", "flagged", "not on this chip")
 """A level that the chip lacks is no failure: nothing could be done about it."""
@@ -16,14 +17,20 @@ SHOWN = 3
 
 
 def failures(inputs: Sequence[Path]) -> list[dict[str, str]]:
-    """Variant, what, status and reason of every failed row of coverage and inspect CSVs, each failure once."""
+    """Variant, what, status and reason of every failed row of coverage, inspect and sanitize CSVs, each failure once."""
     found: list[dict[str, str]] = []
     for path in inputs:
         coverage = path.name in ("coverage.csv", "factorial_coverage.csv")
-        frame = schemas.read_csv("coverage" if coverage else "inspect", path)
+        sanitized = path.parent.parent.name == "sanitize"
+        kind = "coverage" if coverage else "sanitize" if sanitized else "inspect"
+        experiment = load_experiment(path.parent.name) if coverage or sanitized else None
+        frame = schemas.read_csv(experiment.kind(kind) if experiment else kind, path)
+        named = {"coverage": "what", "sanitize": "tool"}
         for row in frame[~frame["status"].isin(FINE)].to_dict("records"):
-            shape = f" at {row['m']}x{row['n']}x{row['k']}" if coverage and row["k"] == row["k"] and row["k"] else ""
-            what = f"{row['what'] if coverage else 'inspect'}{shape}"
+            point = [row[axis] for axis in experiment.axis_names] if experiment else [None]
+            known = all(value == value and value is not None for value in point)  # neither NaN nor missing
+            shape = f" at {experiment.describe([int(value or 0) for value in point])}" if experiment and known else ""
+            what = f"{row[named[kind]] if kind in named else kind}{shape}"
             failure = {"variant": row["variant"], "what": what, "status": row["status"], "reason": row["reason"]}
             if failure not in found:
                 found.append(failure)

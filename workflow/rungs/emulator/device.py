@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rungs import measure, schemas
+from rungs import measure, schemas, workloads
 from rungs.emulator import problem as problems
 from rungs.emulator.launch import Counts
 from rungs.emulator.parser import EmulationError
 from rungs.emulator.problem import Outcome
 from rungs.errors import Refused, RungsError
 from rungs.files import sha256_file, sha256_json
-from rungs.plan import check_problem
-from rungs.variants import Experiment, Variant, load_device
+from rungs.plan import check_point
+from rungs.variants import GEMM, Experiment, Variant, load_device
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 SCHEDULES = {"cta": "check in lockstep", "ascending": "check warp by warp"}
 """Schedule of a check -> its name in the CSV. Lockstep alone would never see a missing barrier."""
 KINDS = ("ldgsts", "tma_load", "tma_store", "ldg", "stg", "sts", "stsm", "lds", "ldsm", "hmma", "barrier")
@@ -24,16 +24,23 @@ UNITS = {"": "inst", "wavefronts_": "wavefront", "conflicts_": "wavefront", "sec
 """What is counted of a kind, as the start of the count's name -> its unit."""
 
 
+APART = ("verb", "mutations")
+"""Modules of the emulator that decide no count."""
+
+
 def emulate(
     experiment: Experiment, variant: Variant, arch: str, manifest_path: Path, shapes: Sequence[Shape], output: Path
 ) -> None:
-    """Check one variant, count it at each (M, N, K), and write its CSV and manifest.
+    """Check one variant, count it at each (M, N, K), and write its CSV and manifest. What is no GEMM is checked and counted at
+    the small points that its workload names, whatever the `shapes`.
 
     What goes wrong is a row with a status: a variant that was not built or computes wrong has one for each shape. Raises
     RungsError only where nothing could be written or the PTX is not the one of its manifest.
     """
     built = schemas.read_manifest(manifest_path)
     small, sms = small_problem(experiment, variant, arch)
+    if experiment.workload != GEMM:
+        shapes = workloads.of(experiment).emulated_points(experiment, variant, load_device(arch))
     failure: tuple[str, str] | None = None
     rows: list[dict[str, Any]] = []
     ptx = manifest_path.with_suffix(".ptx")
@@ -59,6 +66,7 @@ def emulate(
         "checks": {"problem": list(small), "sms": sms, "schedules": list(SCHEDULES), "fill": "integer", "races": True},
         "shapes": [list(shape) for shape in shapes],
     }
+    kind = experiment.kind("emulate")
     run_id = sha256_json(job)[:8]  # the same job counts the same, on any machine
     manifest = {
         "kind": "emulate",
@@ -68,23 +76,27 @@ def emulate(
         "compiler": built.get("compiler", {}),
         "software": measure.software({}),
     }
-    measure.write_result("emulate", [{"run_id": run_id} | row for row in rows], manifest, output)
+    measure.write_result(kind, [{"run_id": run_id} | row for row in rows], manifest, output)
     print(
         f"{variant.name}: {f'{failure[0]}: {failure[1]}' if failure else f'right, and counted at {len(shapes)} shapes'}"
     )
 
 
 def modules() -> dict[str, str]:
-    """The emulator's modules but for its verb, each with the hash of its source."""
+    """The modules that decide what is counted, each with the hash of its source."""
     paths = sorted(Path(__file__).parent.glob("*.py"))
-    return {path.stem: sha256_file(path)[:16] for path in paths if path.stem != "verb"}
+    return {path.stem: sha256_file(path)[:16] for path in paths if path.stem not in APART}
 
 
 def small_problem(experiment: Experiment, variant: Variant, arch: str) -> tuple[Shape, int | None]:
     """(M, N, K) that two CTAs compute with a K two tiles longer than the ring of stages, and how many SMs to pretend.
 
-    A CTA that takes several tiles gets two, so that its ring goes on from one to the next.
+    A CTA that takes several tiles gets two, so that its ring goes on from one to the next. Of what is no GEMM it is the first
+    of the small points that its workload names.
     """
+    if experiment.workload != GEMM:
+        point = workloads.of(experiment).emulated_points(experiment, variant, load_device(arch))[0]
+        return point, problems.SMS
     values = experiment.values(variant)
     several = bool(values.get("VARIANT_PERSISTENT"))
     shape = (
@@ -100,21 +112,24 @@ def check(
 ) -> tuple[list[dict[str, Any]], tuple[str, str] | None]:
     """A row for each schedule, with races watched; and what is wrong first, as status and reason."""
     rows, failure = [], None
+    of = (experiment, variant, arch, ptx)
     for schedule, name in SCHEDULES.items():
-        found = problems.emulate_gemm(
-            experiment, variant, arch, ptx, small, sms=sms, schedule=schedule, race=True, fill="integer"
-        )
-        status, reason = judge(found)
+        if experiment.workload == GEMM:
+            m, n, k = small
+            found = problems.emulate_gemm(*of, (m, n, k), sms=sms, schedule=schedule, race=True, fill="integer")
+        else:
+            found = problems.emulate_work(*of, small, schedule=schedule, race=True)
+        status, reason = judge(experiment, found)
         error = found.error if found.error == found.error else None
-        rows.append(_row(small, name, error, "difference", status, reason))
+        rows.append(_row(experiment, small, name, error, "difference", status, reason))
         if status != "ok" and not failure:
             failure = status, reason
     return rows, failure
 
 
-def judge(found: Outcome) -> tuple[str, str]:
+def judge(experiment: Experiment, found: Outcome) -> tuple[str, str]:
     """Status and reason of a check. A race comes before the wrong result or the deadlock that it leads to."""
-    where = "x".join(map(str, found.problem))
+    where = experiment.describe(found.problem)
     if found.findings:
         first = found.findings[0]
         return "race", f"At {where}, {first.kind}: {first.sentence}"
@@ -139,15 +154,22 @@ def count(
 ) -> list[dict[str, Any]]:
     """A row for each count that is not zero; one row for a variant that failed and a shape that is refused."""
     try:
-        check_problem(experiment, variant, shape)
+        check_point(experiment, variant, load_device(arch), shape)
         if failure:
-            return [_row(shape, "all", None, "", *failure)]
-        counts = problems.affine_counts(experiment, variant, arch, ptx, shape, ran=ran)
+            return [_row(experiment, shape, "all", None, "", *failure)]
+        if experiment.workload == GEMM:
+            m, n, k = shape
+            counts = problems.affine_counts(experiment, variant, arch, ptx, (m, n, k), ran=ran)
+        else:
+            found = problems.emulate_work(experiment, variant, arch, ptx, shape)
+            if not found.good:
+                return [_row(experiment, shape, "all", None, "", *judge(experiment, found))]
+            counts = found.counts
     except Refused as refusal:
-        return [_row(shape, "all", None, "", refusal.status, str(refusal))]
+        return [_row(experiment, shape, "all", None, "", refusal.status, str(refusal))]
     except EmulationError as error:
-        return [_row(shape, "all", None, "", "stopped", str(error))]
-    return [_row(shape, name, value, unit, "ok", "") for name, value, unit in named(counts)]
+        return [_row(experiment, shape, "all", None, "", "stopped", str(error))]
+    return [_row(experiment, shape, name, value, unit, "ok", "") for name, value, unit in named(counts)]
 
 
 def named(counts: Mapping[str, int]) -> list[tuple[str, int, str]]:
@@ -156,8 +178,10 @@ def named(counts: Mapping[str, int]) -> list[tuple[str, int, str]]:
     return [(name, int(counts[name]), unit) for name, unit in names if name in counts]
 
 
-def _row(shape: Shape, metric: str, value: float | None, unit: str, status: str, reason: str) -> dict[str, Any]:
-    return dict(zip("mnk", shape, strict=True)) | {
+def _row(
+    experiment: Experiment, shape: Shape, metric: str, value: float | None, unit: str, status: str, reason: str
+) -> dict[str, Any]:
+    return dict(zip(experiment.axis_names, shape, strict=True)) | {
         "metric": metric,
         "value": value,
         "unit": unit,

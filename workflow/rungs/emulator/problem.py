@@ -1,4 +1,4 @@
-"""A GEMM variant on random inputs, emulated and held against numpy."""
+"""A variant on random inputs, emulated and held against numpy: a GEMM's, or another workload's at one of its points."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from rungs import plan as plans
+from rungs import workloads
 from rungs.emulator import launch
 from rungs.emulator.alu import round_to_bf16, widen_bf16
 from rungs.emulator.launch import Counts, Result
@@ -22,6 +23,10 @@ from rungs.variants import Experiment, Variant, load_device
 Array = np.ndarray
 TOLERANCE = 2.0**-7
 """Largest error of random data against the root mean square of the result: bf16 keeps 8 bits, and one rounding is half a unit."""
+FLOAT_TOLERANCE = 1e-5
+"""Largest error of fp32 results against the norm of what is right, on random data."""
+SMS = 2
+"""Of the GPU that other workloads are emulated on, so that a grid of one CTA for each is small."""
 POLLED = ("mbarrier", "alu", "ptx")
 """Counts that hold how often a wait is asked again, which is a matter of time and so only of this machine."""
 WORKING_BYTES = 14
@@ -33,7 +38,7 @@ ALIGNED_K = 64  # bf16 values of a 128-byte line: K values this far apart touch 
 class Outcome:
     """`error` is the largest error (of integers the largest difference, which must be 0); `failure` what stopped the kernel."""
 
-    problem: tuple[int, int, int]
+    problem: tuple[int, ...]
     ctas: list[int]
     right: bool
     error: float
@@ -141,6 +146,60 @@ def emulate_gemm(
     compared = difference[complete] if ctas is not None else difference
     largest = float(np.max(compared)) if compared.size else float("nan")  # NaN, where nothing was written, stays NaN
     return Outcome(problem, ran, bool(largest <= limit), largest, "", result, result.findings, result.counts.totals)
+
+
+def emulate_work(
+    experiment: Experiment,
+    variant: Variant,
+    arch: str,
+    ptx: Path,
+    point: tuple[int, ...],
+    *,
+    schedule: str = "cta",
+    delivery: str = "late",
+    race: bool = False,
+    fill: str = "integer",
+    seed: int = 1,
+) -> Outcome:
+    """Run the PTX of a variant that is no GEMM at a point of its experiment, all CTAs, and compare with what is expected.
+
+    As `emulate_gemm`: what stops the kernel becomes the outcome's `failure`. The GPU has as few SMs as make the grid small.
+    """
+    workload, device = workloads.of(experiment), load_device(arch)
+    of = (experiment, variant, device, point)
+    workload.check(*of)
+    generator, memory, addresses = np.random.default_rng(seed), GlobalMemory(), {}
+    declared = workload.operands(*of, SMS)
+    for name, operand in declared.items():
+        if operand.role == "input":
+            addresses[name] = memory.put(name, workloads.host_values(operand, fill, generator))
+        else:
+            addresses[name] = memory.reserve(name, operand.shape, np.dtype(operand.dtype))
+    launched = workload.plan(*of, addresses, SMS)
+    ran = list(range(int(np.prod(launched.grid))))
+    inputs = {name: workloads.wide(memory[name]) for name, operand in declared.items() if operand.role == "input"}
+    try:
+        result = launch.run(ptx, launched, memory, schedule=schedule, delivery=delivery, race=race, seed=seed)
+    except EmulationError as error:
+        return Outcome(point, ran, False, float("nan"), str(error), findings=list(error.findings))
+    expected = workload.expected(*of, SMS, inputs)
+    largest = 0.0
+    for name, operand in declared.items():
+        if operand.role != "output":
+            continue
+        written = memory.region(name).written
+        right = np.asarray(expected[name]).reshape(operand.shape)
+        if np.dtype(operand.dtype).kind == "f":
+            scale = float(np.linalg.norm(right)) if fill == "normal" else 1.0
+            difference = np.abs(memory[name] - right) / (scale or 1.0)
+        else:
+            difference = workloads.differs(memory[name], right).astype(np.float64)
+        worst = float(np.max(difference, initial=0.0))
+        complete = written is not None and bool(written.all())
+        largest = max(largest, worst if complete else float("nan"))  # NaN, where something was not written, stays
+        if not largest <= (FLOAT_TOLERANCE if fill == "normal" else 0.0):
+            return Outcome(point, ran, False, largest, "", result, result.findings, result.counts.totals)
+    return Outcome(point, ran, True, largest, "", result, result.findings, result.counts.totals)
 
 
 def affine_counts(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
-from rungs import build
+from rungs import build, workloads
 from rungs.emulator import problem as problems
-from rungs.emulator.problem import Outcome
-from rungs.errors import RungsError
+from rungs.emulator.problem import SMS, Outcome
+from rungs.errors import Refused, RungsError
 from rungs.plan import plan
-from rungs.variants import Experiment, Variant, load_device
+from rungs.variants import GEMM, Experiment, Variant, load_device
 
 FULL = 64
 """CTAs of the largest grid that runs in full: of a larger one three are run, and its counts follow from small K."""
@@ -29,6 +31,8 @@ KINDS = {
     "mbarrier": "mbarrier, polls as emulated",
     "alu": "all else, in PTX not SASS",
 }
+WIDENED = 4
+"""Copies of a workload's operands that a run holds at once: as they are, as float64, and what is expected."""
 COLUMNS = ("wavefronts", "conflicts", "sectors", "bytes")
 SCHEDULES = {
     "cta": "whole CTAs in lockstep",
@@ -38,11 +42,35 @@ SCHEDULES = {
 }
 
 
+def at_point(experiment: Experiment, variant: Variant, arch: str, at: Mapping[str, int]) -> tuple[int, ...]:
+    """The first of the points that a workload's variant is checked at, with the values of `at` in place of its own.
+
+    Raises RungsError for an axis that the experiment has not, Refused for a point that the variant does not support.
+    """
+    workload, device = workloads.of(experiment), load_device(arch)
+    if odd := next((axis for axis in at if axis not in experiment.axis_names), None):
+        raise RungsError(
+            f"{experiment.name} has no axis {odd!r}: give --at with one of {', '.join(experiment.axis_names)}."
+        )
+    experiment.check_chip(variant, arch)
+    first = workload.emulated_points(experiment, variant, device)[0]
+    point = tuple({**dict(zip(experiment.axis_names, first, strict=True)), **at}.values())
+    workload.check(experiment, variant, device, point)
+    need = WIDENED * workloads.footprint(workload.operands(experiment, variant, device, point, SMS))
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if need > there // 2:
+        raise Refused(
+            f"{variant.name} with {experiment.describe(point)} takes {need} bytes to emulate, above half of this machine's"
+            f" {there}: choose a smaller point."
+        )
+    return point
+
+
 def run(
     experiment: Experiment,
     variant: Variant,
     arch: str,
-    problem: tuple[int, int, int],
+    problem: tuple[int, ...],
     ptx: Path | None,
     *,
     schedule: str,
@@ -51,14 +79,19 @@ def run(
     fill: str,
     toolchain: str,
 ) -> int:
-    """Emulate and print; returns 1 where the result is wrong or something was found, else 0.
+    """Emulate and print; returns 1 where the result is wrong or something was found, else 0. `problem` is M, N, K or a point.
 
     Builds the variant where no `ptx` is given. Raises RungsError for a variant that does not build and a problem that is refused.
     """
-    addresses = dict.fromkeys("abc", 1 << 20)
-    grid = plan(experiment, variant, load_device(arch), problem, addresses).grid[0]  # refuses before anything is built
-    problems.check_memory(problem)
-    some = None if grid <= FULL else sorted({0, grid // 2, grid - 1})
+    gemm, some, grid = experiment.workload == GEMM, None, 0
+    m, n, k = problem if gemm else (0, 0, 0)
+    if gemm:
+        addresses = dict.fromkeys("abc", 1 << 20)
+        grid = plan(experiment, variant, load_device(arch), (m, n, k), addresses).grid[
+            0
+        ]  # refuses before anything is built
+        problems.check_memory((m, n, k))
+        some = None if grid <= FULL else sorted({0, grid // 2, grid - 1})
     with tempfile.TemporaryDirectory(prefix="rungs-emulate-") as folder:
         if ptx is None:
             manifest = Path(folder) / f"{variant.name}.json"
@@ -66,25 +99,30 @@ def run(
             if built["status"] != "ok":
                 raise RungsError(built["reason"])
             ptx = manifest.with_suffix(".ptx")
-        outcome = problems.emulate_gemm(
-            experiment,
-            variant,
-            arch,
-            ptx,
-            problem,
-            schedule=schedule,
-            delivery=delivery,
-            race=race,
-            ctas=some,
-            fill=fill,
-        )
+        if gemm:
+            outcome = problems.emulate_gemm(
+                experiment,
+                variant,
+                arch,
+                ptx,
+                (m, n, k),
+                schedule=schedule,
+                delivery=delivery,
+                race=race,
+                ctas=some,
+                fill=fill,
+            )
+        else:
+            outcome = problems.emulate_work(
+                experiment, variant, arch, ptx, problem, schedule=schedule, delivery=delivery, race=race, fill=fill
+            )
         counts = outcome.counts
         if some is not None and outcome.good:
-            counts = problems.affine_counts(experiment, variant, arch, ptx, problem)
+            counts = problems.affine_counts(experiment, variant, arch, ptx, (m, n, k))
     names = ", ".join(experiment.rung_names(variant))
     print(
-        f"{variant.name}{f' ({names})' if names else ''}, {'x'.join(map(str, problem))}, {load_device(arch).title}, emulated:"
-        f" {len(outcome.ctas)} of {grid} CTAs, {SCHEDULES[schedule]}, copies land {delivery}"
+        f"{variant.name}{f' ({names})' if names else ''}, {experiment.describe(problem)}, {load_device(arch).title}, emulated:"
+        f" {len(outcome.ctas)} of {grid or len(outcome.ctas)} CTAs, {SCHEDULES[schedule]}, copies land {delivery}"
         f"{', races watched' if race else ''}"
     )
     print("\n".join(_lines(outcome, counts, fill)))

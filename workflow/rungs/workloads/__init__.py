@@ -7,6 +7,7 @@ as `Workload` says. A point is a tuple of whole numbers, one for each axis of th
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -51,6 +52,8 @@ class Workload(Protocol):
     """`time`: paired rounds of CUDA graphs. `cycles`: what the kernel's own clock says."""
     CONTROL: str
     """What stands beside every variant; empty for none."""
+    FIGURES: tuple[str, ...]
+    """Names of the figures that `rungs.answers` draws of it."""
 
     def check(self, experiment: Experiment, variant: Variant, device: Device, point: Point) -> None:
         """Raises Refused, naming the rule and the fix, for a point that the variant does not support."""
@@ -90,6 +93,60 @@ class Workload(Protocol):
 
     def emulated_points(self, experiment: Experiment, variant: Variant, device: Device) -> list[Point]:
         """Small points: the first is checked for races under every schedule, and all are counted."""
+
+
+def footprint(operands: Mapping[str, Operand]) -> int:
+    """Bytes of all buffers of a launch."""
+    return sum(math.prod(operand.shape) * np.dtype(operand.dtype).itemsize for operand in operands.values())
+
+
+def copied_bytes(operands: Mapping[str, Operand]) -> int:
+    """What the control moves: it reads and writes the largest input."""
+    inputs = (operand for operand in operands.values() if operand.role == "input")
+    return 2 * max(math.prod(operand.shape) * np.dtype(operand.dtype).itemsize for operand in inputs)
+
+
+INTEGERS = (-8, 8)
+"""Of the fill `integer`: so small that sums of them stay exact."""
+
+
+def poison(operand: Operand) -> Any:
+    """What an output holds before a launch: NaN, or the integer whose bits are all one."""
+    kind = np.dtype(operand.dtype)
+    return kind.type(np.nan) if kind.kind == "f" else np.iinfo(kind).max if kind.kind == "u" else kind.type(-1)
+
+
+def host_values(operand: Operand, fill: str, generator: np.random.Generator) -> np.ndarray:
+    """An operand's values as numpy has them: inputs drawn, or made as the operand says; all else poisoned."""
+    if operand.role != "input":
+        return np.full(operand.shape, poison(operand), operand.dtype)
+    if operand.make is not None:
+        return np.asarray(operand.make(generator), operand.dtype).reshape(operand.shape)
+    if fill == "integer" or np.dtype(operand.dtype).kind != "f":
+        low, high = INTEGERS if np.dtype(operand.dtype).kind != "u" else (0, 1 << 8)
+        return generator.integers(low, high, operand.shape, endpoint=True).astype(operand.dtype)
+    return generator.standard_normal(operand.shape, dtype=np.float32).astype(operand.dtype)
+
+
+def wide(values: np.ndarray) -> np.ndarray:
+    """Values as `expected` takes them: float64, or int64."""
+    return values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
+
+
+def differs(found: np.ndarray, right: Any) -> np.ndarray:
+    """Where a result on whole numbers is not what it should be; integers are compared by the bits that they have."""
+    right = np.asarray(right).reshape(found.shape)
+    if found.dtype.kind == "f":
+        return ~(found == right)
+    bits = (1 << 8 * found.dtype.itemsize) - 1 if found.dtype.itemsize < 8 else -1
+    return np.asarray((wide(found) & bits) != (right.astype(np.int64) & bits))
+
+
+def cycles_per_unit(values: np.ndarray, work: Work) -> float:
+    """The launch's figure of a `cycles` operand, shape (CTAs, warps): a CTA takes as long as its slowest warp, and the
+    launch as its middle CTA does.
+    """
+    return float(np.median(values.reshape(len(values), -1).max(axis=1))) / work.units
 
 
 def of(experiment: Experiment) -> Workload:
