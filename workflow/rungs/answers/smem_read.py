@@ -133,7 +133,7 @@ def saving_table(source: Source) -> str:
                     seen,
                     _cell(source, name, f"{cost.fragment:.3g}"),
                     f"{cost.rate:.4g}",
-                    "" if cost is plain else f"{(1 - matrix.fragment / plain.fragment) * 100:+.1f} %",
+                    "" if cost is plain else f"{tables.signed((1 - matrix.fragment / plain.fragment) * 100, 1)} %",
                 ]
             )
     head = f"Reads of the same 16x16 fragments of 512 bytes, {most} warps per SM and nothing beside them."
@@ -151,7 +151,7 @@ def saving_sentence(source: Source, pairs: list[tuple[Cost, Cost]]) -> str:
     text = (
         f"ldmatrix.x4 needs {pairs[0][0].accesses // pairs[0][1].accesses} times fewer instructions than LDS.32 and 8 times"
         f" fewer than LDS.U16 everywhere, as many wavefronts in {len(same)} of {len(pairs)} layouts, and from"
-        f" {gain[id(low)]:.1f} % ({title(source, low[0].variant, 'tile', 'layout')}) to {gain[id(high)]:.1f} %"
+        f" {abs(gain[id(low)]) if abs(gain[id(low)]) < 0.05 else gain[id(low)]:.1f} % ({title(source, low[0].variant, 'tile', 'layout')}) to {gain[id(high)]:.1f} %"
         f" ({title(source, high[0].variant, 'tile', 'layout')}) less time"
     )
     if same:

@@ -49,7 +49,9 @@ def where_text(cold: int, footprint_kib: int) -> str:
 
 def title(source: Source, name: str, *factors: str) -> str:
     variant = source.experiment.variant(name)
-    return ", ".join(source.experiment.factors[f].levels[variant.level(f)].title for f in factors)
+    own = variant.level("load") in (tma_latency.LDG, tma_latency.CP_ASYNC)  # which nobody is elected for
+    named = (f for f in factors if not (own and f == "issue"))
+    return ", ".join(source.experiment.factors[f].levels[variant.level(f)].title for f in named)
 
 
 def rung_of(source: Source, name: str) -> str:
