@@ -15,7 +15,7 @@ from rungs.emulator.problem import Outcome
 from rungs.emulator.state import Finding
 from rungs.files import ROOT
 from rungs.inspect import Instruction
-from rungs.variants import load_experiment
+from rungs.variants import WITH_AXES, load_experiment
 
 ARCH = "sm_90a"
 GEMM, TUNED = load_experiment("gemm"), load_experiment("gemm_tuned")
@@ -269,3 +269,19 @@ def test_affine_counts_of_several_shapes_share_their_runs():
     shared = [affine_counts(GEMM, variant, ARCH, path, shape, ran=ran) for shape in shapes]
     assert shared == [affine_counts(GEMM, variant, ARCH, path, shape) for shape in shapes]
     assert len(ran) == 4 and np.diff([c["ldgsts"] for c in shared]).tolist() == [12288, 49152]
+
+
+def test_counts_keep_an_axis_called_like_a_quantity_apart(tmp_path):
+    experiment, name = load_experiment("tma_latency"), "lat_w0_l3_d0_i0"
+    csv = tmp_path / "csv/emulate/tma_latency" / f"{name}.csv"
+    device.emulate(experiment, experiment.variant(name), ARCH, built(name, ARCH), [], csv)
+    counts.run(tmp_path, "tma_latency", [name], "ladders")
+    frame = schemas.read_csv(experiment.kind("counts"), tmp_path / "data/tma_latency/counts.csv")
+    assert set(frame["status"]) == {"ok"} and set(frame["bytes"]) == {16, 64, 1024}
+
+
+@pytest.mark.parametrize("name", ["smem_read", "copy_intensity", "tma_wall", "tma_latency"])
+def test_no_axis_is_a_column_of_a_csv_with_axes(name):
+    experiment = load_experiment(name)
+    for kind in WITH_AXES:
+        assert set(experiment.axis_names).isdisjoint(schemas.load_schema(f"csv/{kind}")["columns"])

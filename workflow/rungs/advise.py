@@ -19,6 +19,7 @@ from rungs.workloads.copy_intensity import seed_rungs
 
 NEAR = 3.0
 """Percent: modes this close are as good as each other, and the simplest of them is advised."""
+WHERE = "16 MiB, 2 CTAs per SM"
 EXPERIMENTS = ("copy_intensity", "tma_wall", "tma_latency")
 PAYLOADS = {SMALL: "16 MiB, in L2", LARGE: "1 GiB, from memory"}
 
@@ -102,7 +103,7 @@ def by_tile(source: Source) -> list[Advice]:
             rows = best_of(source, 1, payload, PER_SM, tile)
             if len(rows) > 1:
                 variant, row, fastest = choose(source, rows)
-                figures = f"{row['gb_per_s']:.4g} GB/s, fastest {fastest['gb_per_s']:.4g}, of {len(rows)} modes"
+                figures = f"{row['gb_per_s']:.4g} GB/s, fastest {fastest['gb_per_s']:.4g}, of the {len(rows)} modes timed with it"
                 found.append(Advice(f"{where}, tile of {tile // 1024} KiB", mode_text(source, variant), figures))
     return found
 
@@ -115,7 +116,7 @@ def seed_table(copy: Source, wall: Source | None, latency: Source | None) -> lis
     ratios = {m: at["sync"]["time_us"] / row["time_us"] for m, row in at.items() if row and at["sync"]}
     if len(ratios) == len(modes):
         waiting, ahead = max(ratios["bulk1d"], ratios["tensor2d"]), ratios["pipe2"]
-        said = f"bulk1d {ratios['bulk1d']:.2f}, tensor2d {ratios['tensor2d']:.2f}, pipe2 {ahead:.2f} times sync at fma_iters 1"
+        said = f"bulk1d {ratios['bulk1d']:.2f}, tensor2d {ratios['tensor2d']:.2f}, pipe2 {ahead:.2f} times sync at fma_iters 1, {WHERE}"
         if ahead > 1 + NEAR / 100:
             word = "keep the loads ahead; " + (
                 "the engine alone gains too" if waiting > 1 + NEAR / 100 else "the engine alone gains nothing"
@@ -138,7 +139,7 @@ def seed_table(copy: Source, wall: Source | None, latency: Source | None) -> lis
             Advice(
                 "is the kernel bound by arithmetic?",
                 word,
-                f"pipe2 {last['speedup_pipe2']:.3f} times sync at {last['fma_iters']}",
+                f"pipe2 {last['speedup_pipe2']:.3f} times sync at {last['fma_iters']}, {WHERE}",
             )
         )
     pair = [cells.get((copy.experiment.variant(rung).name, 1, SMALL, PER_SM)) for rung in ("CA3", "CA6")]
@@ -149,7 +150,7 @@ def seed_table(copy: Source, wall: Source | None, latency: Source | None) -> lis
             Advice(
                 "cp.async is there already, two stages",
                 word,
-                f"bulk copies {gain:+.1f} % beside cp.async, both two stages ahead",
+                f"bulk copies {gain:+.1f} % beside cp.async, both two stages, fma_iters 1, {WHERE}",
             )
         )
     found.append(
@@ -173,17 +174,40 @@ def seed_table(copy: Source, wall: Source | None, latency: Source | None) -> lis
                     f"{least['gb_per_s']:.4g} of {top:.4g} GB/s with {walls.made_of(least)}",
                 )
             )
-        found += _steps(
-            wall,
-            {
-                "WC1>WC2": "the same tile for several CTAs: multicast",
-                "WI1>WI0": "threadIdx.x == 0 in place of elect.sync",
-                "WD0>WD1": "prefetch.tensormap before the first load",
-            },
-        )
-    if latency is not None and (text := latencies.issue_table(latency)):
+        found += _multicast(wall)
+        found += _steps(wall, {"WI1>WI0": "threadIdx.x == 0 in place of elect.sync"})
+    if latency is not None:
+        first = [
+            row for row in latency.rows("points") if (row["bytes"], row["footprint_kib"], row["cold"]) == (16, 8192, 0)
+        ]
+        cycles = {row["variant"]: row["cycles"] for row in first if row["cycles"] is not None}
+        plain, ahead = (cycles.get(latency.experiment.variant(rung).name) for rung in ("TF0", "TF1"))
+        if plain and ahead:
+            word = "worth it where there is time before the first load" if ahead < plain else "no gain"
+            said = f"the first load through a map takes {plain:.0f} cycles, after prefetch.tensormap {ahead:.0f}"
+            found.append(Advice("a tensor map's first use", word, said))
+        text = latencies.issue_table(latency)
         found.append(Advice("instructions of the copy are the limit", "one thread issues for all", _sentence(text)))
     return found
+
+
+def _multicast(wall: Source) -> list[Advice]:
+    """What a cluster of two delivers in tiles that both get, beside CTAs with tiles of their own, at the largest tile of both."""
+    alone, pair = (
+        {(row["tile_bytes"], row["stages"]): row["gb_per_s"] for row in walls.of_rung(wall, rung, walls.timed(wall))}
+        for rung in ("WC1", "WC2")
+    )
+    both = max(set(alone) & set(pair), default=None)
+    if both is None:
+        return []
+    tile, stages = both
+    delivered = 2 * pair[both]
+    word = "a pair delivers more than CTAs on their own" if delivered > alone[both] else "no gain at this tile"
+    said = (
+        f"tiles of {tile // 1024} KiB, {stages} under way: {delivered:.4g} GB/s delivered, each byte to both, beside"
+        f" {alone[both]:.4g}; CTAs that load the same tile without multicast were not timed"
+    )
+    return [Advice("the same tile for two CTAs of a cluster: multicast", word, said)]
 
 
 def _steps(source: Source, wanted: Mapping[str, str]) -> list[Advice]:
@@ -236,14 +260,14 @@ def advice(sources: Mapping[str, Source]) -> dict[str, list[Advice]]:
 def block(results: Path, stale: Mapping[str, str]) -> str:
     """The decision table in Markdown, for the README."""
     sources = sources_of(results, stale)
-    copy = sources["copy_intensity"]
     parts = []
     for head, lines in advice(sources).items():
         rows = [[line.situation, line.advice, line.figures] for line in lines]
         parts += [f"**{head}**", tables.grid(["situation", "on this GPU", "figures"], rows)]
-    names = list(copy.facts.sweeps)
-    note = f"Modes within {NEAR:g} % of each other are as good, and the simplest of them is named. "
-    parts.append(f"<sub>{note}{tables.provenance_line(copy, copy.rows('points'), names)}</sub>")
+    parts.append(f"<sub>Modes within {NEAR:g} % of each other are as good, and the simplest of them is named.</sub>")
+    for name, source in sources.items():
+        line = tables.provenance_line(source, source.rows("points"), list(source.facts.sweeps))
+        parts.append(f"<sub>{name}: {line}</sub>")
     return "\n\n".join(parts)
 
 

@@ -93,12 +93,12 @@ def _counts(experiment: Experiment, variant: Variant, shape: Shape, frame: pd.Da
                     "instructions": value[kind],
                     "wavefronts": wavefronts,
                     "conflicts": value.get(f"conflicts_{kind}"),
-                    "bytes": value.get(f"bytes_{kind}", None if sectors is None else sectors * SECTOR),
+                    "moved_bytes": value.get(f"bytes_{kind}", None if sectors is None else sectors * SECTOR),
                     "instructions_per_tile": round(value[kind] / each, 4),
                     "wavefronts_per_tile": None if wavefronts is None else round(wavefronts / each, 4),
                 }
             )
-    empty = ("instructions", "wavefronts", "conflicts", "bytes", "instructions_per_tile", "wavefronts_per_tile")
+    empty = ("instructions", "wavefronts", "conflicts", "moved_bytes", "instructions_per_tile", "wavefronts_per_tile")
     return rows or [common | {"kind": "all"} | dict.fromkeys(empty)]
 
 

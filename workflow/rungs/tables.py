@@ -1081,7 +1081,8 @@ def provenance_line(source: Source, used: Sequence[Row] | None, variants: Sequen
         floors = [
             f"{row['floor_percent']:.2f} % {row['shape_class']}" for row in source.rows("floor") if row["floor_percent"]
         ]
-        parts += [f"{facts.clock}, medians {mhz_range(frame)}", f"{rounds_range(frame)} rounds"]
+        read = f", medians {mhz_range(frame)}" if frame["sm_mhz"].notna().any() else ""
+        parts += [f"{facts.clock}{read}", f"{rounds_range(frame)} rounds"]
         parts += [f"floor {', '.join(floors) or 'not measured'}", f"fill {facts.fill}, L2 {facts.l2}"]
     if used is None:
         parts += [f"ncu {facts.ncu}", facts.profile_dates]

@@ -25,7 +25,7 @@ POSITIVE = re.compile(r"(TILE|WARP|RASTER)_")
 """Macros that are sizes or counts: a kernel or its plan divides by them."""
 NO_AXIS = ("only", "experiment", "rung", "m", "n", "k")
 """Names that are no axis's, beside the columns of the CSVs in which axes are columns: a word of a sweep's own is one."""
-WITH_AXES = ("sweep", "cycles", "profile", "sanitize", "points", "steps", "counters", "coverage")
+WITH_AXES = ("sweep", "cycles", "profile", "sanitize", "points", "steps", "counters", "coverage", "emulate", "counts")
 """Kinds of CSV in which axes are columns."""
 RESERVED = ("all", "control", "stamp", "twin")
 """Names that mean something else where a ladder's or a rung's could stand."""

@@ -76,7 +76,8 @@ def grid_text(source: Source, grid: int) -> str:
 def intensity_table(source: Source, grid: int) -> str:
     """The seed's columns: times of its four modes and how many times as fast as sync the others are."""
     rows, names = seed_rows(source, grid), [v.name for v in copy_intensity.seed_rungs(source.experiment).values()]
-    head = f"16 MiB in tiles of 4 KiB, {grid_text(source, grid)}: the columns of the seed's own table."
+    head = f"16 MiB in tiles of 4 KiB, {grid_text(source, grid)}: the columns of the seed's own table, by our kernels: sync is CP0,"
+    head += " bulk1d CP2, tensor2d CP5 and pipe2 CP3."
     headers = [
         "fma_iters",
         *(f"{mode}_ms" for mode in SEED_RUNGS),
@@ -145,7 +146,8 @@ def factor_table(source: Source) -> str:
             ratios[what] = pair[0]["time_us"] / pair[1]["time_us"]
             shown = [f"{row['gb_per_s']:.4g}{_mark(source, row)}" for row in pair]
             rows.append([what, *shown, f"{ratios[what]:.2f}"])
-    head = "fma_iters 1, tiles of 4 KiB; each line changes what it says and leaves the rest as the seed has it."
+    head = "fma_iters 1, tiles of 4 KiB; each line changes what it says and leaves the rest as the seed has it;"
+    head += " GB/s are those read and written, sync is CP0, copies ahead CP3 unless it says otherwise."
     headers = ["what is changed", "sync, GB/s", "copies ahead, GB/s", "times as fast"]
     if ratios:
         best, least = (pick(ratios, key=lambda what: ratios[what]) for pick in (max, min))

@@ -138,7 +138,7 @@ def saving_table(source: Source) -> str:
             )
     head = f"Reads of the same 16x16 fragments of 512 bytes, {most} warps per SM and nothing beside them."
     headers = ["tile, layout", "instruction", "instructions", "wavefronts by the bank rule", "wavefronts, ncu"]
-    headers += ["SM cycles", "bytes per cycle", "time saved"]
+    headers += ["SM cycles", "bytes per cycle", "time saved against the row above"]
     return tables.table(source, head, headers, rows, saving_sentence(source, pairs), _rows(source, used), used)
 
 
@@ -214,7 +214,7 @@ def latency_table(source: Source) -> str:
         for name, cost in alone.items()
     ]
     head = "One warp, each address from the access before."
-    headers = ["rung", "what it is", "wavefronts", "cycles", f"beside {LATENCY:g} (Luo et al.)"]
+    headers = ["rung", "what it is", "wavefronts", "cycles", f"beside the {LATENCY:g} of Luo et al. (H800)"]
     if not alone:
         sentence = "No latency was counted."
     else:

@@ -77,7 +77,7 @@ def latency_table(source: Source) -> str:
     head = (
         "Cycles from one load to the next that depends on it, 16 bytes, in brackets over LDG. Luo et al. give"
         f" {theirs[BESIDE_L2[0]]:.0f} to {theirs[BESIDE_L2[1]]:.0f} for LDG from L2 and {theirs[BESIDE_DRAM]:.0f} from memory, and"
-        f" {theirs[TMA_OVER_LDG[0]]:+.0f} and {theirs[TMA_OVER_LDG[1]]:+.0f} for TMA."
+        f" {theirs[TMA_OVER_LDG[0]]:+.0f} and {theirs[TMA_OVER_LDG[1]]:+.0f} for TMA over it (H800)."
     )
     headers = ["rung", "what it is", *(where_text(*place) for place in places)]
     return tables.table(source, head, headers, body, latency_sentence(source, cells, names, ldg), rows, names)
@@ -87,7 +87,7 @@ def latency_sentence(
     source: Source, cells: dict[tuple[str, tuple[int, int]], Row], names: Sequence[str], ldg: str | None
 ) -> str:
     said = []
-    for place, word in (((0, 8192), "an L2 hit"), ((1, 8192), "DRAM")):
+    for place, word in (((0, 8192), "an L2 hit (8 MiB)"), ((1, 8192), "DRAM (8 MiB)")):
         base = cells.get((ldg, place)) if ldg else None
         others = {
             n: cells[n, place]
@@ -136,7 +136,7 @@ def issue_table(source: Source) -> str:
             f"{pair[1]['cycles'] - pair[0]['cycles']:+.1f} for {title(source, pair[0]['variant'], 'load')}"
             for pair in pairs
         ]
-        sentence += f"; threadIdx.x == 0 in place of elect.sync is {' and '.join(said)}." if said else "."
+        sentence += f"; threadIdx.x == 0 in place of elect.sync is {' and '.join(said)} cycles." if said else "."
     else:
         sentence = "No issue cost was counted."
     return tables.table(source, head, headers, body, sentence, rows, names)

@@ -79,8 +79,8 @@ def wall_tables(source: Source) -> str:
                 line.append(own + (f"; H800 {beside:.0f}" if beside else ""))
             body.append(line)
         head = (
-            f"{kind} ({rung}), 256 MiB, one tile under way per CTA: GB/s, in brackets the share of the read ceiling of"
-            f" {top:.4g} GB/s, and what Luo et al. report for an H800 PCIe."
+            f"{kind} ({rung}), 256 MiB, one tile under way per CTA: GB/s read, in brackets the share of the read ceiling of"
+            f" {top:.4g} GB/s, the most that any load of this experiment read of such a payload, and what Luo et al. report for an H800 PCIe."
         )
         headers = ["tile", *(f"{count} per SM" for count in ctas)]
         made.append(
@@ -138,11 +138,11 @@ def under_way_table(source: Source) -> str:
             ]
         )
     head = "256 MiB from memory, 1D and 2D loads: bytes under way per SM are tile x stages x CTAs per SM."
-    headers = ["under way per SM", "points", "least GB/s", "most GB/s", "of the read ceiling"]
+    headers = ["under way per SM", "points", "least GB/s read", "most GB/s read", "of the read ceiling"]
     enough = [size for size in sorted(groups) if min(row["gb_per_s"] for row in groups[size]) >= WALL / 100 * top]
     if enough:
         sentence = (
-            f"From {enough[0] // 1024} KiB under way per SM every form reaches {WALL:.0f} % of the read ceiling of {top:.4g} GB/s:"
+            f"From {enough[0] // 1024} KiB under way per SM all of these reach {WALL:.0f} % of the read ceiling of {top:.4g} GB/s:"
             " that is the wall, and what the bytes are made of hardly matters behind it."
         )
     else:
@@ -186,7 +186,10 @@ def form_table(source: Source) -> str:
             if any(cells):
                 what = source.experiment.factors[step.factor].title
                 rows.append([step.label, what, tables.change(source.experiment, step), *cells])
-    head = "Gain of each step with eight tiles under way in one CTA per SM."
+    head = (
+        "Gain of each step with eight tiles under way in one CTA per SM. With multicast a byte counts once however many CTAs get it,"
+        " and the rung without a cluster shares no tile."
+    )
     headers = [
         "step",
         "factor",
