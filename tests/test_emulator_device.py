@@ -285,3 +285,11 @@ def test_no_axis_is_a_column_of_a_csv_with_axes(name):
     experiment = load_experiment(name)
     for kind in WITH_AXES:
         assert set(experiment.axis_names).isdisjoint(schemas.load_schema(f"csv/{kind}")["columns"])
+
+
+def test_a_change_from_none_is_a_count():
+    assert [countpages._change(*pair) for pair in ((0, 1024), (0, 0), (4, 1))] == [
+        "1.02 k more",
+        "as many",
+        "75.0 % fewer",
+    ]

@@ -185,3 +185,15 @@ def test_a_gpu_has_no_use_for_the_emulator(complete_run):
     assert result.code == 0, result.text
     assert not result.rules & {"emulate", "count", "plot_counts"}
     assert not (checkout.repo / EMULATED).exists()
+
+
+def test_loads_that_are_no_gemm_are_counted_and_tabulated(tmp_path):
+    checkout = Checkout.create(tmp_path / "run")
+    checkout.no_gpu()
+    checkout.configure(experiments=["tma_latency"], ladders=["TL"], axes=None, recorded=[])
+    result = checkout.snakemake("--cores", "2", "all")
+    assert result.code == 0, result.text
+    page = (checkout.repo / EMULATED / "md/tma_latency.md").read_text()
+    assert "4 of 4 variants are right and free of races, and counted at all of 4 points." in page
+    assert "TL0 (0) needs the fewest shared-memory wavefronts, and TL1 (62) needs the most" in page
+    assert "from TL0 to TL3 there are 31 more wavefronts and as many LSU instructions" in page

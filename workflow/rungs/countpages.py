@@ -210,8 +210,11 @@ def tile_sizes(experiment: Experiment, ladder: Ladder) -> str:
 
 
 def _change(before: float, after: float) -> str:
+    """The change in percent, or as a count where there were none before."""
     if before == after:
         return "as many"
+    if before == 0:
+        return f"{count_text(after)} more"
     return f"{abs(after / before - 1) * 100:.1f} % {'fewer' if after < before else 'more'}"
 
 
