@@ -21,6 +21,8 @@ NEAR = 3.0
 """Percent: modes this close are as good as each other, and the simplest of them is advised."""
 WHERE = "16 MiB, 2 CTAs per SM"
 EXPERIMENTS = ("copy_intensity", "tma_wall", "tma_latency")
+PIPED = 400
+"""Columns of the printed tables where standard output is no terminal."""
 PAYLOADS = {SMALL: "16 MiB, in L2", LARGE: "1 GiB, from memory"}
 
 
@@ -279,6 +281,8 @@ def run(results: Path, stale: Mapping[str, str]) -> None:
     sources = sources_of(results, stale)
     facts = sources["copy_intensity"].facts
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPED)  # a line of the table stays one line, for grep
     console.print(f"{facts.gpu}, driver {facts.driver}, from {results}, {facts.dates}", highlight=False)
     for head, lines in advice(sources).items():
         shown = Table(title=head, title_justify="left", show_lines=False, expand=False)
