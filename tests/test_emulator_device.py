@@ -293,3 +293,13 @@ def test_a_change_from_none_is_a_count():
         "as many",
         "75.0 % fewer",
     ]
+
+
+@pytest.mark.parametrize("page", ["gemm_counters", "mutations"])
+def test_trace_says_which_pages_it_follows(monkeypatch, capsys, page):
+    monkeypatch.chdir(ROOT)
+    assert cli.main(["trace", f"results/recorded/h200/md/{page}.md:B3"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"rungs: results/recorded/h200/md/{page}.md is no page that `trace` follows: give that of an"
+    )

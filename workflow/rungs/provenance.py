@@ -410,8 +410,14 @@ SANITIZER = "_sanitizer"
 
 
 def _experiment_of(page: Path) -> str:
-    stem = page.stem
-    return stem if stem in experiment_names() else stem.removesuffix(FACTORIAL).removesuffix(SANITIZER)
+    """The experiment whose page this is. Raises RungsError for a page that shows no rung's measurements."""
+    name = page.stem if page.stem in experiment_names() else page.stem.removesuffix(FACTORIAL).removesuffix(SANITIZER)
+    if name not in experiment_names():
+        raise RungsError(
+            f"{page} is no page that `trace` follows: give that of an experiment, for example {page.with_name('gemm.md')}, or"
+            f" one that ends in {FACTORIAL}.md or {SANITIZER}.md."
+        )
+    return name
 
 
 def _target(experiment: Experiment, name: str) -> str | None:
