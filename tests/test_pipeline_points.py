@@ -112,7 +112,7 @@ def test_what_is_recorded_is_traced_and_advised_from(finished, tmp_path):
     odd = checkout.rungs("trace", "results/recorded/h200/md/tma_latency.md:TL3:16x8192")
     assert odd.said == ["rungs: 16x8192 is no point of tma_latency: give bytesxfootprint_kibxcold."]
     said = checkout.rungs("advise")
-    assert said.code == 0 and "NVIDIA H200" in said.text and "fma_iters 1" in said.text and "2 stages" in said.text
+    assert said.code == 0 and "NVIDIA H200" in said.text and "fma_iters 1" in said.text and "tile of 4 KiB" in said.text
     sources = advise.sources_of(checkout.repo / "results" / "recorded" / "h200", {})
     assert all(lines for lines in advise.advice(sources).values())
 
