@@ -7,12 +7,16 @@ import functools
 import shutil
 import tempfile
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from rungs.build import Toolchain, build, find_toolchain
 from rungs.files import read_json
+from rungs.inspect import inspect
 from rungs.variants import Variant, architectures, load_experiment
 
 GEMM = load_experiment("gemm")
@@ -51,3 +55,13 @@ def build_ladders() -> None:
 
 def manifest_of(name: str, arch: str) -> dict[str, Any]:
     return read_json(built(name, arch))
+
+
+def inspected(variants: Collection[Variant], arch: str) -> dict[Variant, pd.DataFrame]:
+    """What `inspect` finds in the binaries of these variants, two at a time."""
+
+    def look(variant: Variant) -> pd.DataFrame:
+        return pd.DataFrame(inspect(variant.name, arch, built(variant.name, arch), "pip"))
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(variants, pool.map(look, variants), strict=True))

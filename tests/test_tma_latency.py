@@ -8,13 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from binaries import built, manifest_of
+from binaries import built, inspected, manifest_of
 from rungs.emulator.parser import EmulationError
 from rungs.errors import Refused, RungsError
-from rungs.inspect import disassemble, executed, inspect, parse_sass, rules_of
+from rungs.inspect import disassemble, executed, parse_sass, rules_of
 from rungs.plan import InGlobal, TensorMap
 from rungs.variants import Variant, load_device, load_experiment
 from rungs.workloads import tma_latency
@@ -204,13 +203,7 @@ def test_what_is_broken_is_caught(rung, pattern, replacement, tmp_path):
 def test_the_binaries_have_their_evidence(arch, rungs):
     variants = {RUNGS[rung] for rung in rungs}
     build_all()
-
-    def look(variant: Variant) -> pd.DataFrame:
-        return pd.DataFrame(inspect(variant.name, arch, built(variant.name, arch), "pip"))
-
-    with ThreadPoolExecutor(2) as pool:
-        frames = dict(zip(variants, pool.map(look, variants), strict=True))
-    for variant, frame in frames.items():
+    for variant, frame in inspected(variants, arch).items():
         manifest = manifest_of(variant.name, arch)
         assert (manifest["status"], manifest["reason"], manifest["warnings"]) == ("ok", "", [])
         assert manifest["ptxas"]["stack_bytes"] == manifest["ptxas"]["spill_store_bytes"] == 0

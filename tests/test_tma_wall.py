@@ -8,14 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from binaries import built, manifest_of
+from binaries import built, inspected, manifest_of
 from rungs.emulator.parser import EmulationError
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT
-from rungs.inspect import inspect, rules_of
+from rungs.inspect import rules_of
 from rungs.plan import InGlobal, TensorMap, check_tensor_map
 from rungs.variants import Variant, load_device, load_experiment
 from rungs.workloads import tma_wall
@@ -404,13 +403,7 @@ def test_what_only_the_plan_reads_is_not_in_the_kernel():
 def test_the_binaries_have_their_evidence(arch, rungs):
     variants = {RUNGS[rung] for rung in rungs}
     build_all()
-
-    def look(variant: Variant) -> pd.DataFrame:
-        return pd.DataFrame(inspect(variant.name, arch, built(variant.name, arch), "pip"))
-
-    with ThreadPoolExecutor(2) as pool:
-        frames = dict(zip(variants, pool.map(look, variants), strict=True))
-    for variant, frame in frames.items():
+    for variant, frame in inspected(variants, arch).items():
         manifest = manifest_of(variant.name, arch)
         assert (manifest["status"], manifest["reason"], manifest["warnings"]) == ("ok", "", [])
         assert manifest["ptxas"]["stack_bytes"] == manifest["ptxas"]["spill_store_bytes"] == 0
