@@ -105,7 +105,7 @@ def find_sanitizer(setting: str) -> str:
             return found
         raise RungsError(f"compute-sanitizer is not at {setting}: set `sanitize.tool` to its path, or to auto.")
     spec = importlib.util.find_spec("nvidia")
-    pip = [f"{folder}/cu13/bin" for folder in (spec.submodule_search_locations or []) if spec] if spec else []
+    pip = [f"{folder}/cu13/bin" for folder in spec.submodule_search_locations or []] if spec else []
     places = [None, "/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", *pip]
     if found := next((tool for place in places if (tool := shutil.which("compute-sanitizer", path=place))), None):
         return found
