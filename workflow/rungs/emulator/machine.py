@@ -215,6 +215,9 @@ def _run_group(unit: Unit, group: ThreadGroup, decoder: Decoder, budget: int) ->
             group.waits = result
             sync.converge(unit)
             return count, True
+        if isinstance(result, sync.Part):
+            unit.groups.append(ThreadGroup(pc, unit.everyone(mask) & ~result.mask))
+            group.mask, active, result = result.mask, unit.active_warps(result.mask), result.barrier
         if active is None:
             full[pc] += 1
         else:

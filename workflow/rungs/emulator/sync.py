@@ -102,6 +102,14 @@ class Barrier:
         return f"barrier {self.number}, where {self.arrived[cta]} of {self.needed[cta]} threads have arrived"
 
 
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Holds the threads in `mask` at a barrier, where the others of their group are yet to execute the instruction."""
+
+    barrier: Barrier
+    mask: Array
+
+
 @dataclass(eq=False)
 class ClusterBarrier:
     """The barrier of each cluster: how often each warp (CTAs, warps) has arrived and waited, and phases done of its cluster."""
@@ -199,10 +207,17 @@ def _bar(decoder: Decoder, ins: Instruction) -> Step:
     count = decoder.source(ins.operands[1], "u32", ins) if len(ins.operands) > 1 else None
 
     def step(unit: Unit, mask: Mask) -> Any:
-        batch = unit.batch
         if lacks_lanes(unit, mask):
             return CONVERGING
-        which = uniform(unit, number, mask, ins)
+        for which, part in _by_value(unit, unit.registers[number], mask):
+            barrier = come(unit, part, which)
+            if waits:  # warps that name another barrier execute the instruction after these
+                return barrier if part is mask else Part(barrier, unit.everyone(part))
+            barrier.settle(unit.batch)
+        return None
+
+    def come(unit: Unit, mask: Mask, which: int) -> Barrier:
+        batch = unit.batch
         if not 0 <= which < 16:
             raise ins.error(f"names barrier {which}, where 0 to 15 was expected")
         barrier = batch.barriers.get(which)
@@ -231,10 +246,7 @@ def _bar(decoder: Decoder, ins: Instruction) -> Step:
             )
         if batch.race:
             barrier.clock = batch.race.release(unit, mask, barrier.clock)
-        if waits:
-            return barrier
-        barrier.settle(batch)
-        return None
+        return barrier
 
     return step
 
