@@ -10,6 +10,7 @@ import pytest
 from rungs.emulator import launch
 from rungs.emulator.alu import round_to_bf16, widen_bf16
 from rungs.emulator.memory import GlobalMemory
+from rungs.emulator.parser import EmulationError
 from rungs.plan import Plan
 from test_emulator import assert_assembles
 
@@ -146,17 +147,18 @@ def draw(shape: tuple[int, int], fill: str, seed: int = 1) -> np.ndarray:
 
 
 def run(
-    folder: Path, body: str, image: np.ndarray, n: int, *, assemble: bool = False, threads: int = THREADS, **how: object
+    folder: Path, body: str, image: np.ndarray, n: int, *, assemble: bool = False, proxy: bool = True, **how: object
 ) -> tuple[np.ndarray, launch.Result]:
-    """The results as a 64 x n matrix, and what was found."""
+    """The results as a 64 x n matrix, and what was found. `proxy`: with the fence between st.shared and the products."""
     memory = GlobalMemory()
     out = memory.reserve("out", (THREADS, n // 2), np.float32)
     given = memory.put("image", image)
     path = folder / "k.ptx"
-    path.write_text(kernel(body, n), encoding="utf-8")
+    text = kernel(body, n)
+    path.write_text(text if proxy else text.replace("fence.proxy.async.shared::cta;", ""), encoding="utf-8")
     if assemble:
         assert_assembles(path)
-    plan = Plan("k", (1, 1, 1), (threads, 1, 1), (1, 1, 1), SMEM, ((out, 8), (given, 8)))
+    plan = Plan("k", (1, 1, 1), (THREADS, 1, 1), (1, 1, 1), SMEM + 1024, ((out, 8), (given, 8)))
     result = launch.run(path, plan, memory, **how)  # type: ignore[arg-type]
     return matrix(memory["out"], n), result
 
@@ -200,23 +202,216 @@ def assert_close(got: np.ndarray, expected: np.ndarray, fill: str) -> None:
 # ---- layouts ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fill", ["integer", "normal"])
-@pytest.mark.parametrize("majors", [(False, False), (False, True), (True, False), (True, True)])
-@pytest.mark.parametrize("modes", [(0, 0), (1, 1), (2, 2), (3, 3), (1, 2)])
-def test_every_swizzle_and_both_majors(modes, majors, fill, tmp_path):
-    a, b, image, left, right = operands(64, fill, *zip(modes, majors, strict=True))
-    got, result = run(tmp_path, gemm(a, b, 64), image, 64, race=fill == "integer")
-    assert_close(got, left @ right.T, fill)
+MODES = {"none": (0, 0), "128B": (1, 1), "64B": (2, 2), "32B": (3, 3), "128B and 64B": (1, 2)}
+MAJORS = {"K, K": (False, False), "K, N": (False, True), "M, K": (True, False), "M, N": (True, True)}
+
+
+@pytest.mark.parametrize("majors", MAJORS.values(), ids=MAJORS)
+@pytest.mark.parametrize("modes", MODES.values(), ids=MODES)
+def test_every_swizzle_and_both_majors(modes, majors, tmp_path):
+    for fill in ("integer", "normal"):
+        a, b, image, left, right = operands(64, fill, *zip(modes, majors, strict=True))
+        got, result = run(tmp_path, gemm(a, b, 64), image, 64, race=fill == "integer")
+        assert_close(got, left @ right.T, fill)
+        assert not result.findings
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("n", [8, 64, 96, 128, 192, 256])
+def test_every_width(n, transposed, tmp_path):
+    a, b, image, left, right = operands(n, b=(1, transposed))
+    got, result = run(tmp_path, gemm(a, b, n), image, n, assemble=n == 96)
+    assert np.array_equal(got, left @ right.T)
+    assert result.counts.total("hgmma") == 4 * K // 16  # one for each warp
+
+
+def test_a_from_registers(tmp_path):
+    """Words of A's rows g and g + 8, and then of the eight values further along K (PTX ISA, wgmma m64k16 A)."""
+    _, b, image, left, right = operands(64)
+    bits, at = round_to_bf16(left), SMEM // 4  # halves: the upper half of B's part of the image is free
+    for thread in range(THREADS):
+        row, column = thread // 32 * 16 + thread % 32 // 4, 2 * (thread % 4)
+        for step in range(K // 16):
+            words = [bits[row + 8 * (i % 2), 16 * step + column + 8 * (i // 2) :][:2] for i in range(4)]
+            image[at + 8192 + (step * THREADS + thread) * 8 :][:8] = np.concatenate(words)
+    body = "".join(
+        f"ld.global.v4.u32 {{{', '.join(f'%r{20 + i}' for i in range(4))}}}, [%rd2+{2 * at + 16384 + step * 16 * THREADS}];\n"
+        + FENCE
+        + product("{%r20, %r21, %r22, %r23}", b, 64, step, keeps="%p2" if step else "%p1")
+        + END
+        for step in range(K // 16)
+    )
+    got, _ = run(tmp_path, body, image, 64, assemble=True)
+    assert np.array_equal(got, left @ right.T)
+
+
+def test_half_precision_inputs(tmp_path):
+    a, b, image, _, _ = operands(64)
+    left, right = draw((64, K), "integer", 3), draw((64, K), "integer", 4)
+    for tile, values in ((a, left), (b, right)):
+        tile.put(image, values.astype(np.float16).view(np.uint16))
+    body = (
+        FENCE + "".join(product(a, b, 64, step, keeps="%p2" if step else "%p1", type="f16") for step in range(4)) + END
+    )
+    got, _ = run(tmp_path, body, image, 64)
+    assert np.array_equal(got, left @ right.T)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("scales", ["1, 1", "-1, 1", "1, -1", "-1, -1"])
+def test_what_the_registers_held_is_kept_or_not_and_the_product_may_be_negative(scales, keeps, tmp_path):
+    a, b, image, left, right = operands(16)
+    held = "".join(f"mov.f32 %f{i}, 0f40E00000;\n" for i in range(8))
+    body = held + FENCE + product(a, b, 16, keeps="!%p1" if keeps else "%p1", scales=scales) + END
+    got, _ = run(tmp_path, body, image, 16)
+    sign = np.prod([int(scale) for scale in scales.split(",")])
+    assert np.array_equal(got, 7 * keeps + sign * (left[:, :16] @ right[:, :16].T))
+
+
+# ---- order -----------------------------------------------------------------------------------------------------------
+
+SECOND = registers(16, 8)
+ADD = "add.f32 %f{0}, %f{0}, %f{0};\n"
+
+
+@pytest.mark.parametrize("delivery", ["early", "late"])
+@pytest.mark.parametrize("schedule", ["cta", "ascending", "random"])
+def test_a_group_is_retired_while_the_next_is_under_way(schedule, delivery, tmp_path):
+    a, b, image, left, right = operands(16)
+    two = product(a, b, 16, 0, keeps="%p1") + COMMIT + product(a, b, 16, 1, keeps="%p1", d=SECOND) + COMMIT
+    body = FENCE + two + WAIT.format(1) + "".join(map(ADD.format, range(8))) + WAIT.format(0)
+    body += "".join(f"sub.f32 %f{i}, %f{i}, %f{8 + i};\n" for i in range(8))
+    got, result = run(tmp_path, body, image, 16, schedule=schedule, delivery=delivery, race=True)
+    first, second = (left[:, k : k + 16] @ right[:, k : k + 16].T for k in (0, 16))
+    assert np.array_equal(got, 2 * first - second) and not result.findings
+
+
+def once(a: Tile, b: Tile, **how: str) -> str:
+    return product(a, b, 16, keeps="%p1", **how)
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (lambda a, b: once(a, b) + END, "is the first of its warpgroup, where a wgmma.fence was expected before"),
+        (
+            lambda a, b: FENCE + ADD.format(3) + once(a, b) + END,
+            r"uses registers that PTX line \d+ \(add.f32; .*\) accesses, where a wgmma.fence was expected between them",
+        ),
+        (
+            lambda a, b: FENCE + once(a, b) + COMMIT + ADD.format(3) + WAIT.format(0),
+            r"\(add.f32; .* accesses a register that PTX line \d+ \(wgmma.mma_async.* uses until it is retired, where a",
+        ),
+        (lambda a, b: FENCE + once(a, b) + WAIT.format(0), r"\(st.global.f32; .* accesses a register that"),
+        (lambda a, b: FENCE + once(a, b) + COMMIT + WAIT.format(1), r"\(st.global.f32; .* accesses a register that"),
+        (
+            lambda a, b: FENCE + once(a, b) + product(a, b, 8, d=registers(8)) + END,
+            "uses registers that .* still uses in another shape or place, where a wgmma.wait_group was expected",
+        ),
+        (
+            lambda a, b: f"setp.ge.u32 %p3, %r0, 96;\n@%p3 bra $E;\n{FENCE}{once(a, b)}{END}$E:",
+            "wgmma.fence.* is executed by a part of a warpgroup, where all 32 lanes of its four warps were expected",
+        ),
+        (
+            lambda a, b: f"setp.eq.u32 %p3, %r0, 5;\n@%p3 bra $E;\n{FENCE}{once(a, b)}{END}$E:\nbar.sync 0;",
+            "for ever at a wgmma that other warps of its warpgroup have not come to",
+        ),
+        (
+            lambda a, b: FENCE + once(a, b).replace("wgmma.mma", "cvt.u64.u32 %rd12, %r0;\nadd.s64 %rd11, %rd11, %rd12;\nwgmma.mma"),
+            "has a descriptor that differs between the threads of a warpgroup",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("delivery", ["early", "late"])
+def test_a_product_that_may_not_be(body, sentence, delivery, tmp_path):
+    a, b, image, _, _ = operands(16)
+    with pytest.raises(EmulationError, match=sentence) as error:
+        run(tmp_path, body(a, b), image, 16, delivery=delivery)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"start": 128},
+            "has a descriptor of byte 128 of shared memory with base offset 0, where base offset 0 and an address",
+        ),
+        ({"bits": 1 << 49}, "has a descriptor of byte 0 of shared memory with base offset 1"),
+        ({"bits": 1 << 14}, r"has the descriptor 0x[0-9a-f]+, where zeros were expected in bits 14, 15,"),
+        ({"start": SMEM - 1024}, r"accesses 16 bytes at byte \d+ of shared memory, where 0 to 66544 was expected"),
+    ],
+)
+def test_a_descriptor_that_names_no_tile(change, sentence, tmp_path):
+    a, b, image, _, _ = operands(16)
+    a.start = change.get("start", 0)
+    a.steps[0] += 16 * change.get("bits", 0)
+    with pytest.raises(EmulationError, match=sentence):
+        run(tmp_path, FENCE + once(a, b) + END, image, 16)
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["m64n16k8.f32.tf32.tf32", "m64n20k16.f32.bf16.bf16", "m64n16k16.f32.bf16.f16", "m64n264k16.f32.bf16.bf16"],
+)
+def test_a_form_that_is_not_there(form, tmp_path):
+    a, b, image, _, _ = operands(16)
+    body = FENCE + once(a, b).replace("m64n16k16.f32.bf16.bf16", form) + END
+    with pytest.raises(EmulationError, match="is a form of wgmma that the emulator lacks"):
+        run(tmp_path, body, image, 16)
+
+
+def test_a_product_that_nobody_waits_for_is_found(tmp_path):
+    a, b, image, _, _ = operands(16)
+    body = FENCE + once(a, b, d=SECOND) + COMMIT + "".join(f"mov.f32 %f{i}, 0f00000000;\n" for i in range(8))
+    _, result = run(tmp_path, body, image, 16)
+    assert ["is still under way when the kernel ends" in finding.sentence for finding in result.findings] == [True]
+
+
+OVERWRITE = f"shl.b32 %r5, %r0, 4;\nadd.u32 %r5, %r5, %r1;\nst.shared.v4.u32 [%r5+{B_AT}], {{%r0, %r0, %r0, %r0}};\n"
+
+
+def test_shared_memory_is_read_late_and_the_race_is_found(tmp_path):
+    a, b, image, left, right = operands(16)
+    expected = left[:, :16] @ right[:, :16].T
+    early = FENCE + once(a, b) + COMMIT + OVERWRITE + WAIT.format(0)
+    assert np.array_equal(run(tmp_path, early, image, 16, delivery="early")[0], expected)
+    assert not np.array_equal(run(tmp_path, early, image, 16)[0], expected)
+    _, result = run(tmp_path, early, image, 16, race=True, delivery="early")
+    assert [finding.kind for finding in result.findings] == ["race"]
+    assert "which PTX line" in result.findings[0].sentence and "(wgmma.mma_async" in result.findings[0].sentence
+    got, result = run(tmp_path, FENCE + once(a, b) + END + OVERWRITE, image, 16, race=True)
+    assert np.array_equal(got, expected) and not result.findings
+
+
+def test_ordinary_stores_need_a_fence_before_a_product_reads_them(tmp_path):
+    a, b, image, _, _ = operands(16)
+    _, result = run(tmp_path, FENCE + once(a, b) + END, image, 16, race=True, proxy=False)
+    assert {finding.kind for finding in result.findings} == {"missing fence"}
+    _, result = run(tmp_path, "bar.sync 0;\n" + FENCE + once(a, b) + END, image, 16, race=True)
     assert not result.findings
 
 
 @pytest.mark.parametrize("delivery", ["early", "late"])
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("n", [8, 64, 96, 128, 192, 256])
-def test_every_width(n, transposed, delivery, tmp_path):
-    a, b, image, left, right = operands(n, b=(1, transposed))
-    got, result = run(
-        tmp_path, gemm(a, b, n), image, n, delivery=delivery, assemble=(n, transposed, delivery) == (96, True, "late")
-    )
-    assert np.array_equal(got, left @ right.T)
-    assert result.counts.total("hgmma") == 4 * K // 16  # one for each warp
+@pytest.mark.parametrize("schedule", ["cta", "descending"])
+def test_a_warp_that_waits_for_a_copy_first_is_waited_for(schedule, delivery, tmp_path):
+    a, b, image, left, right = operands(16)
+    alone = f"""
+setp.lt.u32 %p3, %r0, 96;
+@%p3 bra $TOGETHER;
+setp.ne.u32 %p4, %r0, 96;
+@%p4 bra $WAIT;
+mbarrier.init.shared::cta.b64 [%r1+{SMEM}], 1;
+fence.mbarrier_init.release.cluster;
+mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1+{SMEM}], 16;
+cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r1+{SMEM + 16}], [%rd2], 16, [%r1+{SMEM}];
+$WAIT:
+bar.warp.sync -1;
+$AGAIN:
+mbarrier.try_wait.parity.shared::cta.b64 %p5, [%r1+{SMEM}], 0;
+@!%p5 bra $AGAIN;
+$TOGETHER:
+"""
+    body = alone + FENCE + once(a, b) + END
+    got, result = run(tmp_path, body, image, 16, schedule=schedule, delivery=delivery, race=True, assemble=True)
+    assert np.array_equal(got, left[:, :16] @ right[:, :16].T) and not result.findings
