@@ -153,7 +153,7 @@ def test_another_isa_version_is_refused(version):
     ("body", "sentence"),
     [
         ("frobnicate.u32 %r2, %r0;", r"PTX line \d+ \(frobnicate.u32; no source line.*does not know"),
-        ("wgmma.fence.sync.aligned;", r"wgmma.*does not know"),
+        ("tcgen05.fence;", r"tcgen05.*does not know"),
         ("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%f0}, {%r0}, {%r1}, {%f0};", "form of mma"),
         ("ld.local.u32 %r2, [%r1];", "local memory"),
         ("atom.global.cas.b32 %r2, [%rd0], %r0, %r0;", "is an atomic that the emulator lacks"),

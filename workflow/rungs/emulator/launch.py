@@ -226,6 +226,8 @@ def kind_of(ins: Instruction) -> str:
             return "stsm"
         case "mma":
             return "hmma"
+        case "wgmma" if ins.modifiers[0] == "mma_async":
+            return "hgmma"
         case "bar" | "barrier" if "warp" not in modifiers:
             return "barrier"
         case "mbarrier":

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from rungs.emulator import alu, loads, mma, sync, words
+from rungs.emulator import alu, loads, mma, sync, wgmma, words
 from rungs.emulator.parser import EmulationError, Instruction, Kernel
 from rungs.emulator.state import EXIT, LANES, Array, Batch, Decoder, Finding, Mask, Step, ThreadGroup, Unit
 
-COMPILE = alu.COMPILE | loads.COMPILE | mma.COMPILE | sync.COMPILE
+COMPILE = alu.COMPILE | loads.COMPILE | mma.COMPILE | sync.COMPILE | wgmma.COMPILE
 SCHEDULES = ("cta", "ascending", "descending", "random")
 SLICE = 40  # instructions that the random schedule runs a warp for, on average
 
@@ -24,6 +24,7 @@ SLICE = 40  # instructions that the random schedule runs a warp for, on average
 def decode(kernel: Kernel, symbols: dict[str, int], params: bytes) -> Decoder:
     """Every instruction as a step. Raises EmulationError naming the first that the emulator does not know."""
     decoder = Decoder(kernel, symbols, params)
+    wgmma.prepare(decoder)
     for ins in kernel.code:
         if ins.opcode not in COMPILE:
             raise ins.error(
@@ -35,6 +36,7 @@ def decode(kernel: Kernel, symbols: dict[str, int], params: bytes) -> Decoder:
             step = COMPILE[ins.opcode](decoder, ins)
         except (IndexError, KeyError, ValueError, TypeError) as error:
             raise ins.error(f"has operands or modifiers of a form that the emulator lacks ({error!r})") from error
+        step = wgmma.watched(decoder, ins, step)
         if ins.guard is not None and ins.opcode != "bra":
             step = _guarded(decoder, ins, step)
         decoder.steps.append(step)
@@ -97,10 +99,11 @@ def start(batch: Batch, decoder: Decoder, schedule: str) -> None:
                 )
             value = decoder.intern(special[value])
         registers.append(value)
-    size = batch.warps if schedule == "cta" else 1
+    size = batch.warps if schedule == "cta" else wgmma.WARPS if batch.wgmma else 1
     for first in range(0, batch.warps, size):
-        own = [_warps(value, first, first + size) for value in registers]
-        batch.units.append(Unit(batch, first, size, own, [ThreadGroup(0, None)]))
+        stop = min(first + size, batch.warps)
+        own = [_warps(value, first, stop) for value in registers]
+        batch.units.append(Unit(batch, first, stop - first, own, [ThreadGroup(0, None)]))
 
 
 def _warps(value: Array, first: int, stop: int) -> Array:
@@ -112,6 +115,7 @@ def run(batch: Batch, decoder: Decoder, schedule: str, seed: int, max_instructio
 
     Raises EmulationError for what an instruction may not do, a deadlock and more than `max_instructions` of a unit.
     """
+    batch.wgmma = wgmma.start(batch, decoder)
     start(batch, decoder, schedule)
     dice = random.Random(seed)
     batch.full = {}
@@ -154,6 +158,8 @@ def _leftovers(batch: Batch) -> None:
             store.ins,
             "may still read shared memory when the kernel ends, where a cp.async.bulk.wait_group was expected",
         )
+    if batch.wgmma:
+        batch.findings += batch.wgmma.leftovers()
     for barrier in batch.mbarriers.values():
         if (barrier.valid & (barrier.tx != 0)).any() and barrier.initialised is not None and not batch.in_flight:
             cta = int(np.argmax(barrier.valid & (barrier.tx != 0)))
@@ -202,7 +208,7 @@ def _run_group(unit: Unit, group: ThreadGroup, decoder: Decoder, budget: int) ->
         group.pc = pc
         result = steps[pc](unit, mask)
         count += 1
-        if result is sync.CONVERGING:  # to be executed when the warp has come together, and counted then
+        if isinstance(result, sync.Converging):  # to be executed when the warp has come together, and counted then
             group.waits = result
             sync.converge(unit)
             return count, True
@@ -257,6 +263,11 @@ def _carve(unit: Unit, group: ThreadGroup, pc: int) -> bool:
         cut, rest = (unit.warps - count, unit.warps), (0, unit.warps - count)
     else:
         return False
+    state = unit.batch.wgmma
+    if state:
+        if state.reaches[pc] and (unit.first + (cut[1] if cut[0] == 0 else cut[0])) % wgmma.WARPS:
+            return False  # a warpgroup that is to execute a wgmma stays together
+        state.settle_all(unit)
     unit.groups.remove(group)
     new = _part_of(unit, *cut)
     new.groups = [ThreadGroup(pc, None)]

@@ -24,7 +24,7 @@ SHAPES = {("m16n8k16", "bf16"), ("m16n8k8", "bf16"), ("m16n8k16", "f16"), ("m16n
 KEPT = 96  # unpacked fragments: those of a few K steps of a warp tile
 
 
-def _values(words: Array, type: str) -> Array:
+def values_of(words: Array, type: str) -> Array:
     """float32 of words (..., 32-bit): the last axis grows by two for 16-bit types."""
     if type == "tf32":
         return (words & np.uint32(0xFFFFE000)).view(np.float32)
@@ -38,7 +38,7 @@ def unpack_a(unit: Unit, registers: list[Array], type: str) -> Array:
     words = np.empty((ctas, warps, 2, 8, len(registers) // 2, 4), np.uint32)
     for i, register in enumerate(registers):
         words[:, :, i % 2, :, i // 2] = _lanes(unit, register)
-    return _values(words.reshape(ctas, warps, 16, -1), type)
+    return values_of(words.reshape(ctas, warps, 16, -1), type)
 
 
 def unpack_b(unit: Unit, registers: list[Array], type: str) -> Array:
@@ -47,7 +47,7 @@ def unpack_b(unit: Unit, registers: list[Array], type: str) -> Array:
     words = np.empty((ctas, warps, 8, len(registers), 4), np.uint32)
     for i, register in enumerate(registers):
         words[:, :, :, i] = _lanes(unit, register)
-    return _values(words.reshape(ctas, warps, 8, -1), type)
+    return values_of(words.reshape(ctas, warps, 8, -1), type)
 
 
 def unpack_d(unit: Unit, registers: list[Array]) -> Array:

@@ -1,8 +1,8 @@
 """Races in shared memory, by vector clocks.
 
 Each warp has a clock for every agent of its cluster: how far it has seen that agent's work. Agents are the warps, the cp.async of
-each warp (its clock counts commit groups), the bulk stores of each warp (bulk groups) and the copies that complete on each
-mbarrier (phases). Barriers and mbarriers hand clocks on from those who arrive to those who wait. An access is a race where
+each warp (its clock counts commit groups), the bulk stores of each warp (bulk groups), the wgmma of each warpgroup (commit groups)
+and the copies that complete on each mbarrier (phases). Barriers and mbarriers hand clocks on from those who arrive to those who wait. An access is a race where
 the last write to its bytes, or for a write any earlier read, lies beyond what the warp has seen. That does not depend on the
 schedule: a race is found even where lockstep gives the right result.
 
@@ -22,6 +22,7 @@ from rungs.emulator.parser import EmulationError, Kernel
 from rungs.emulator.state import DTYPES, Batch, Finding, Mask, Unit
 
 MBARRIERS = 64
+WARPGROUP = 4  # warps
 SEEN, FENCED = 0, 1
 
 
@@ -45,7 +46,8 @@ class Detector:
         self.ctas, self.warps = batch.ctas, batch.warps
         self.granule = granule(batch.kernel)
         self.cells = batch.shared.window // self.granule
-        self.agents = 3 * self.warps + MBARRIERS  # of a CTA
+        self.groups = -(-self.warps // WARPGROUP)
+        self.agents = 3 * self.warps + self.groups + MBARRIERS  # of a CTA
         self.base = batch.ranks * self.agents  # the first agent of each CTA
         self.clock = np.zeros((self.ctas, self.warps, 2, batch.cluster * self.agents), np.int32)
         every = np.arange(self.warps)
@@ -54,8 +56,8 @@ class Detector:
         self.writer = np.full(cells, -1, np.int16)
         self.written = np.zeros(cells, np.int32)
         self.write_pc = np.zeros(cells, np.int32)
-        self.read = np.zeros((cells, 2 * self.warps), np.int32)  # by warps, then by their bulk stores
-        self.read_pc = np.zeros((cells, 2 * self.warps), np.int32)
+        readers = 2 * self.warps + self.groups  # warps, then their bulk stores, then the products of warpgroups
+        self.read, self.read_pc = np.zeros((cells, readers), np.int32), np.zeros((cells, readers), np.int32)
         self.numbers: dict[int, int] = {}
         self.inits: dict[int, dict[str, Any]] = {}
         self.memo: dict[Any, Any] = {}
@@ -163,7 +165,9 @@ class Detector:
         if self.batch.cluster > 1:
             own = base[..., None] + np.arange(self.agents)
             seen = np.take_along_axis(seen, np.broadcast_to(own, (*seen.shape[:-1], self.agents)), axis=-1)
-        readers = np.concatenate([seen[..., : self.warps], seen[..., 2 * self.warps : 3 * self.warps]], axis=-1)
+        readers = np.concatenate(
+            [seen[..., : self.warps], seen[..., 2 * self.warps : 3 * self.warps + self.groups]], axis=-1
+        )
         late = self.read[cells] > readers[..., None, :]
         if late.any():
             late &= np.asarray(active)[..., None]
@@ -189,16 +193,24 @@ class Detector:
 
     def bulk_read(self, issue: Any, rows: Array, pc: int, groups: Array) -> None:
         """Copies out of shared memory; `groups` is the bulk group of each thread."""
-        cells = self._bulk_cells(rows)
         warps = issue.unit.first + issue.warps
-        clocks = self.clock[issue.ctas, warps]
+        self._async_read(self.clock[issue.ctas, warps], rows, pc, self.warps + warps, groups + 1)
+
+    def multiplied(self, ctas: Array, groups: Array, rows: Array, pc: int, stamps: Array) -> None:
+        """The wgmma of warpgroups read `rows` of 16 bytes (warpgroups, ...), in the commit groups `stamps`."""
+        warps = groups[:, None] * WARPGROUP + np.arange(WARPGROUP)
+        clocks = self.clock[ctas[:, None], warps].min(axis=1)  # what every warp has seen
+        self._async_read(clocks, rows, pc, 2 * self.warps + groups, stamps + 1)
+
+    def _async_read(self, clocks: Array, rows: Array, pc: int, readers: Array, stamps: Array) -> None:
+        cells = self._bulk_cells(rows)
         writer = self.writer[cells]
         self._unwritten(writer < 0, cells, pc)
         seen = np.take_along_axis(clocks[:, SEEN], np.maximum(writer, 0).astype(np.intp), axis=1)
         self._races(seen < self.written[cells], cells, self.write_pc[cells], pc, _READ)
         self._check_fence(clocks, cells, pc, _FENCE_READ)
-        self.read[cells, self.warps + warps[:, None]] = groups[:, None] + 1
-        self.read_pc[cells, self.warps + warps[:, None]] = pc
+        self.read[cells, readers[:, None]] = stamps[:, None]
+        self.read_pc[cells, readers[:, None]] = pc
 
     def _check_fence(self, clocks: Array, cells: Array, pc: int, sentence: str) -> None:
         writer = self.writer[cells]
@@ -265,6 +277,13 @@ class Detector:
         agents = self.base[ctas] + warps + (2 if bulk else 1) * self.warps
         self.clock[ctas, warps, SEEN, agents] = np.maximum(self.clock[ctas, warps, SEEN, agents], most)
 
+    def retired(self, ctas: Array, groups: Array, landed: Array) -> None:
+        """Warpgroups know that their wgmma before the commit groups `landed` are done."""
+        agents = self.base[ctas] + 3 * self.warps + groups
+        for warp in range(WARPGROUP):
+            at = (ctas, groups * WARPGROUP + warp, SEEN, agents)
+            self.clock[at] = np.maximum(self.clock[at], landed)
+
     def copied(self, clock: Array | None, first: int, mask: Array, landed: Array) -> Array:
         """The clock of an mbarrier at which cp.async arrive: of the warps from `first` on, the groups before `landed`."""
         held = np.zeros((self.ctas, *self.clock.shape[2:]), np.int32) if clock is None else clock.copy()
@@ -289,7 +308,7 @@ class Detector:
         if barrier.address not in self.numbers:
             if len(self.numbers) == MBARRIERS:
                 raise EmulationError(f"The kernel has more than {MBARRIERS} mbarriers, which the race detector lacks.")
-            self.numbers[barrier.address] = 3 * self.warps + len(self.numbers)
+            self.numbers[barrier.address] = 3 * self.warps + self.groups + len(self.numbers)
         return self.numbers[barrier.address]
 
     def initialised(self, unit: Unit, mask: Mask, barrier: Any, pc: int) -> None:

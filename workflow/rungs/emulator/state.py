@@ -21,6 +21,7 @@ from rungs.emulator.parser import Address, Group, Immediate, Instruction, Kernel
 if TYPE_CHECKING:
     from rungs.emulator.race import Detector
     from rungs.emulator.sync import Barrier, ClusterBarrier, Mbarrier
+    from rungs.emulator.wgmma import Warpgroups
     from rungs.plan import TensorMap
 
 Array = np.ndarray
@@ -134,6 +135,7 @@ class Batch:
     cluster: int = 1
     cluster_barrier: ClusterBarrier | None = None
     ticks: int = 0
+    wgmma: Warpgroups | None = None
 
     @property
     def ctas(self) -> int:
@@ -175,7 +177,10 @@ def remember(memo: dict[Any, Any], key: Any, entry: Any) -> Any:
 
 @dataclass
 class Decoder:
-    """Turns operands into register slots. Immediates, special registers and addresses get slots of their own."""
+    """Turns operands into register slots. Immediates, special registers and addresses get slots of their own.
+
+    `tuples` numbers the accumulators and the A operands that the kernel's wgmma have in registers.
+    """
 
     kernel: Kernel
     symbols: dict[str, int]
@@ -185,6 +190,7 @@ class Decoder:
     initial: list[Array | str] = field(default_factory=list)
     constants: dict[tuple[str, bytes], int] = field(default_factory=dict)
     interned: dict[tuple[str, Any], Array] = field(default_factory=dict)
+    tuples: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def intern(self, value: Array) -> Array:
         """The one array that stands for this value, for whole numbers that all threads share."""

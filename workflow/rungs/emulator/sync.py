@@ -22,31 +22,39 @@ TX_LIMIT = (1 << 20) - 1
 # ---- lanes that come together ----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class Converging:
-    """What holds lanes of a warp at a barrier until the warp's other lanes have come there too, or have ended."""
+    """What holds lanes until the other lanes of their `warps` (a warp or a warpgroup) have come there too, or have ended."""
+
+    warps: int
+    what: str
 
     def state(self, cta: int) -> str:
-        return "a barrier that other lanes of its warp have not come to"
+        return self.what
 
 
-CONVERGING = Converging()
+CONVERGING = Converging(1, "a barrier that other lanes of its warp have not come to")
+GATHERING = Converging(4, "a wgmma that other warps of its warpgroup have not come to")
 
 
-def lacks_lanes(unit: Unit, mask: Mask) -> bool:
-    """Whether lanes of the warps that take part are elsewhere: a warp comes to a barrier as a whole."""
+def lacks_lanes(unit: Unit, mask: Mask, warps: int = 1) -> bool:
+    """Whether lanes of the warps (or warpgroups) that take part are elsewhere: a warp comes to a barrier as a whole."""
     if mask is None:
         return False
     alive = np.logical_or.reduce([unit.everyone(group.mask) for group in unit.groups if group.pc < EXIT])
-    return bool((mask.any(axis=2, keepdims=True) & alive & ~mask).any())
+    of = (unit.first + np.arange(unit.warps)) // warps
+    taking = mask.any(axis=2) @ (of[:, None] == of)
+    return bool((taking[..., None] & alive & ~mask).any())
 
 
 def converge(unit: Unit) -> bool:
     """Let lanes go on that are held at a barrier which all of their warps' lanes have come to; whether there are any."""
-    held = [group for group in unit.groups if group.waits is CONVERGING]
+    held = [group for group in unit.groups if isinstance(group.waits, Converging)]
     freed = False
     for pc in {group.pc for group in held}:
         there = [group for group in held if group.pc == pc]
-        if not lacks_lanes(unit, np.logical_or.reduce([unit.everyone(group.mask) for group in there])):
+        came = np.logical_or.reduce([unit.everyone(group.mask) for group in there])
+        if not lacks_lanes(unit, came, there[0].waits.warps):
             freed = True
             for group in there:
                 group.waits = None
