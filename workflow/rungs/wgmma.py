@@ -56,7 +56,9 @@ def check(experiment: Experiment, variant: Variant, problem: tuple[int, int, int
         if extent < 1:
             raise Refused(f"{axis}={extent} is not positive: choose an {axis} of 1 or more.")
         if extent > plans.LARGEST_EXTENT:
-            raise Refused(f"{axis}={extent} is above the {plans.LARGEST_EXTENT} that 32-bit strides allow: choose a smaller {axis}.")
+            raise Refused(
+                f"{axis}={extent} is above the {plans.LARGEST_EXTENT} that 32-bit strides allow: choose a smaller {axis}."
+            )
     for axis, extent in (("N", n), ("K", k)):
         if extent % 8:
             raise Refused(
