@@ -66,7 +66,7 @@ def tiles(experiment: Experiment, variant: Variant, shape: Shape) -> int:
         return 1
     values = experiment.values(variant)
     m, n, k = shape
-    return m // values["TILE_M"] * (n // values["TILE_N"]) * (k // values["TILE_K"])
+    return -(-m // values["TILE_M"]) * -(-n // values["TILE_N"]) * -(-k // values["TILE_K"])
 
 
 def _counts(experiment: Experiment, variant: Variant, shape: Shape, frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -104,12 +104,20 @@ def prepare(function: Any, plan: plans.Plan, name: str) -> Callable[[int], None]
     config.gridDimX, config.gridDimY, config.gridDimZ = plan.grid
     config.blockDimX, config.blockDimY, config.blockDimZ = plan.block
     config.sharedMemBytes = plan.smem_bytes
-    config.numAttrs = 0
+    attributes = []
     if plan.cluster != (1, 1, 1):
         cluster = driver.CUlaunchAttribute()
         cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = plan.cluster
-        config.attrs, config.numAttrs = [cluster], 1
+        attributes.append(cluster)
+    if plan.dependent:
+        early = driver.CUlaunchAttribute()
+        early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        early.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(early)
+    config.numAttrs = len(attributes)
+    if attributes:
+        config.attrs = attributes
     address = ctypes.addressof(pointers)
 
     def launch(stream: int, _held: tuple[Any, ...] = (values, pointers)) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rungs.errors import Refused
-from rungs.variants import GEMM, Device, Experiment, Variant
+from rungs.variants import GEMM, WGMMA, Device, Experiment, Variant
 
 BF16_BYTES = 2
 TMA = 2
@@ -42,7 +42,10 @@ class InGlobal:
 
 @dataclass(frozen=True)
 class Plan:
-    """One launch. `params` are the kernel's in order: an int pair (value, bytes), a TensorMap passed by value or one InGlobal."""
+    """One launch. `params` are the kernel's in order: an int pair (value, bytes), a TensorMap passed by value or one InGlobal.
+
+    `dependent`: it may begin before the launch ahead of it in the stream has ended, for whose end the kernel itself waits.
+    """
 
     entry: str
     grid: tuple[int, int, int]
@@ -50,6 +53,7 @@ class Plan:
     cluster: tuple[int, int, int]
     smem_bytes: int
     params: tuple[tuple[int, int] | TensorMap | InGlobal, ...]
+    dependent: bool = False
 
 
 def plan(
@@ -67,15 +71,19 @@ def plan(
     variant does not support.
     """
     experiment.check_chip(variant, device.arch)
-    check_problem(experiment, variant, problem)
-    m, n, k = problem
-    values = experiment.values(variant)
-    bm, bn, bk = (values[name] for name in ("TILE_M", "TILE_N", "TILE_K"))
     for name in ("a", "b", "c"):
         if addresses[name] % 16:
             raise Refused(
                 f"{variant.name}: operand {name} is at {addresses[name]:#x}, which is not a multiple of 16 bytes."
             )
+    if experiment.multiplies == WGMMA:
+        from rungs import wgmma
+
+        return wgmma.plan(experiment, variant, device, problem, addresses, sms)
+    check_problem(experiment, variant, problem)
+    m, n, k = problem
+    values = experiment.values(variant)
+    bm, bn, bk = (values[name] for name in ("TILE_M", "TILE_N", "TILE_K"))
     if values["VARIANT_LOAD"] == TMA:
         swizzled = values["VARIANT_SWIZZLE"] == 1
         row_swizzle = f"{bk * BF16_BYTES}B" if swizzled else "none"
@@ -155,6 +163,10 @@ def resources(experiment: Experiment, variant: Variant, device: Device) -> tuple
 def threads(experiment: Experiment, variant: Variant) -> int:
     """Threads of a block: the warps that multiply, and the warpgroup of the one that only loads, where there is one."""
     values = experiment.values(variant)
+    if experiment.multiplies == WGMMA:
+        from rungs import wgmma
+
+        return wgmma.threads(values)
     return 32 * (values["WARP_ROWS"] * values["WARP_COLUMNS"] + 4 * values.get("VARIANT_PRODUCER_WARP", 0))
 
 
@@ -165,6 +177,10 @@ def b_is_n_by_k(experiment: Experiment, variant: Variant) -> bool:
 
 def check_problem(experiment: Experiment, variant: Variant, problem: tuple[int, int, int]) -> None:
     """Raises Refused unless the shape is one that every load mode computes right."""
+    if experiment.multiplies == WGMMA:
+        from rungs import wgmma
+
+        return wgmma.check(experiment, variant, problem)
     m, n, k = problem
     values = experiment.values(variant)
     rows = {"K": k} if b_is_n_by_k(experiment, variant) else {"K": k, "N": n}
@@ -187,6 +203,10 @@ def check_problem(experiment: Experiment, variant: Variant, problem: tuple[int, 
 def smem_need(experiment: Experiment, variant: Variant) -> int:
     """Bytes of shared memory that the variant's image takes: its stages, for TMA an 8-byte mbarrier or two for each, and its part for C."""
     values = experiment.values(variant)
+    if experiment.multiplies == WGMMA:
+        from rungs import wgmma
+
+        return wgmma.smem_need(values)
     tile = (values["TILE_M"] + values["TILE_N"]) * values["TILE_K"] * BF16_BYTES
     barriers = 1 + values.get("VARIANT_PRODUCER_WARP", 0) if values["VARIANT_LOAD"] == TMA else 0
     # C passes through sixteen rows of each warp's own, before the barriers.

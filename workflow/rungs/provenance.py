@@ -258,7 +258,7 @@ def record(results: Path, experiment_name: str, gaps: bool = False) -> None:
             f" remove {target} first."
         )
     aggregate.aggregate(results, experiment, arch, variants)  # what no table can be made from is not published
-    if {variant.name for variant in experiment.off_ladder()} & set(variants) and experiment.factorial:
+    if experiment.factorial and {variant.name for variant in experiment.off_ladder()} & set(variants):
         effects.effects(results, experiment, arch)
     _copy(files, results, target)
     print(

@@ -16,12 +16,19 @@ from rungs.errors import Refused, RungsError
 from rungs.files import ROOT
 
 CONFIG = ROOT / "config"
-PLANNED = (
-    *("TILE_M", "TILE_N", "TILE_K", "WARP_ROWS", "WARP_COLUMNS"),
-    *("VARIANT_LOAD", "VARIANT_B_LAYOUT", "VARIANT_STAGES", "VARIANT_SWIZZLE"),
-)
-"""Macros that the plan of a launch reads too."""
-POSITIVE = re.compile(r"(TILE|WARP|RASTER)_")
+WGMMA = "wgmma"
+PLANNED = {
+    "mma.sync": (
+        *("TILE_M", "TILE_N", "TILE_K", "WARP_ROWS", "WARP_COLUMNS"),
+        *("VARIANT_LOAD", "VARIANT_B_LAYOUT", "VARIANT_STAGES", "VARIANT_SWIZZLE"),
+    ),
+    WGMMA: (
+        *("TILE_M", "TILE_N", "TILE_K", "WARPGROUPS", "VARIANT_B_LAYOUT", "VARIANT_STAGES", "VARIANT_PRODUCER"),
+        *("VARIANT_PERSISTENT", "VARIANT_CLUSTER", "VARIANT_C_SLOTS", "VARIANT_SPLIT_K", "VARIANT_DEPENDENT"),
+    ),
+}
+"""What a GEMM multiplies with -> macros that the plan of its launch reads too."""
+POSITIVE = re.compile(r"(TILE|WARP|RASTER)_|WARPGROUPS|VARIANT_SPLIT_K")
 """Macros that are sizes or counts: a kernel or its plan divides by them."""
 NO_AXIS = ("only", "experiment", "rung", "m", "n", "k")
 """Names that are no axis's, beside the columns of the CSVs in which axes are columns: a word of a sweep's own is one."""
@@ -167,6 +174,7 @@ class Experiment:
     factorial: Mapping[str, Any] | None = None
     architectures: tuple[str, ...] = ()
     workload: str = GEMM
+    multiplies: str = "mma.sync"
     point_axes: Mapping[str, Axis] = field(default_factory=dict)
     base: Mapping[str, int] = field(default_factory=dict)
     sweeps: tuple[Sweep, ...] = ()
@@ -424,6 +432,7 @@ def parse_experiment(raw: Mapping) -> Experiment:
         factorial=raw.get("factorial"),
         architectures=tuple(raw.get("architectures", ())),
         workload=raw.get("workload", GEMM),
+        multiplies=raw.get("multiplies", "mma.sync"),
         point_axes=_axes(raw) if other else {},
         base=raw.get("base", {}),
         sweeps=parse_sweeps(raw["sweeps"]) if other else (),
@@ -505,7 +514,7 @@ def _check_names(raw: Mapping) -> None:
     implied = {name: _implied(where, name, factor["levels"]) for name, factor in factors.items()}
     macros = [factor["macro"] for factor in factors.values()] + list(raw["constants"]) + ["CTAS_PER_SM"]
     macros += list(itertools.chain.from_iterable(implied.values()))
-    for macro in PLANNED if raw.get("workload", GEMM) == GEMM else ():
+    for macro in PLANNED[raw.get("multiplies", "mma.sync")] if raw.get("workload", GEMM) == GEMM else ():
         if macro not in macros:
             raise RungsError(f"{where}: neither constants nor a factor give {macro}, which the plan of a launch needs.")
     if twice := next((macro for macro in macros if macros.count(macro) > 1), None):

@@ -94,18 +94,19 @@ def modules() -> dict[str, str]:
 def small_problem(experiment: Experiment, variant: Variant, arch: str) -> tuple[Shape, int | None]:
     """(M, N, K) that two CTAs compute with a K two tiles longer than the ring of stages, and how many SMs to pretend.
 
-    A CTA that takes several tiles gets two, so that its ring goes on from one to the next. Of what is no GEMM it is the first
+    A CTA that takes several tiles gets two, so that its ring goes on from one to the next, and twice as many where its warpgroups
+    take turns. Where CTAs share the K of a tile, each has as many K tiles. Of what is no GEMM it is the first
     of the small points that its workload names.
     """
     if experiment.workload != GEMM:
         point = workloads.of(experiment).emulated_points(experiment, variant, load_device(arch))[0]
         return point, problems.SMS
     values = experiment.values(variant)
-    several = bool(values.get("VARIANT_PERSISTENT"))
+    several, turns = bool(values.get("VARIANT_PERSISTENT")), 1 + values.get("VARIANT_PINGPONG", 0)
     shape = (
         values["TILE_M"] * (2 if several else 1),
-        values["TILE_N"] * 2,
-        values["TILE_K"] * (values["VARIANT_STAGES"] + 2),
+        values["TILE_N"] * 2 * turns,
+        values["TILE_K"] * (values["VARIANT_STAGES"] + 2) * values.get("VARIANT_SPLIT_K", 1),
     )
     return shape, max(1, 2 // load_device(arch).pinned(experiment.name)) if several else None
 

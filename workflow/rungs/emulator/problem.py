@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -220,8 +220,9 @@ def affine_counts(
     count turns out not to be affine.
     """
     m, n, k = problem
-    step = 2 * max(ALIGNED_K, experiment.values(variant)["TILE_K"])
-
+    values = experiment.values(variant)
+    # Where CTAs share the K of a tile, each gets as much of a step.
+    step = 2 * max(ALIGNED_K, values["TILE_K"] * values.get("VARIANT_SPLIT_K", 1))
     ran = {} if ran is None else ran
 
     def counts(size: int, ctas: Sequence[int] | None) -> Counts:
@@ -232,15 +233,22 @@ def affine_counts(
         return ran[key]
 
     addresses = dict.fromkeys("abc", 1 << 20)
-    grid = plans.plan(experiment, variant, load_device(arch), problem, addresses, sms).grid[0]
+    launched = plans.plan(experiment, variant, load_device(arch), problem, addresses, sms)
+    grid, cluster = launched.grid[0], launched.cluster[0]
+
+    def whole(ctas: Iterable[int]) -> list[int]:
+        """With the others of their clusters, which run together."""
+        firsts = sorted({cta // cluster * cluster for cta in ctas})
+        return [cta for first in firsts for cta in range(first, first + cluster)]
+
     deep = 4 * step + k % step
     shallow = min(k, step + k % step)
-    kinds = _alike(counts(shallow, sorted({0, grid // 2, grid - 1})))
+    kinds = _alike(counts(shallow, whole({0, grid // 2, grid - 1})))
     kinds = {0: grid} if len(kinds) == 1 else _alike(counts(shallow, None))
 
     def total(size: int) -> dict[str, int]:
-        found = counts(size, list(kinds))
-        weights = np.array([kinds[cta] for cta in found.ctas])
+        found = counts(size, whole(kinds))
+        weights = np.array([kinds.get(cta, 0) for cta in found.ctas])
         return {name: int((values * weights).sum()) for name, values in found.per_cta.items()}
 
     if k <= deep + step:

@@ -1,0 +1,397 @@
+// C[M][N] = A[M][K] * B, bf16 in, fp32 accumulate, bf16 out, by wgmma: A is M x K, B N x K or (B_LAYOUT 0) K x N, all
+// row-major. Any M; N and K multiples of 8. What hangs over an edge of A, B or C is the copy engine's to fill with zeros and to
+// leave out.
+//
+// One tile of C is a CTA's work, `MULTIPLIERS` warpgroups of it multiply: together, each some rows of the tile, or (ping-pong)
+// each a whole tile, in turns.
+#include "../cluster.cuh"
+#include "../copy_engine.cuh"
+#include "../mma.cuh"
+#include "../swizzle.cuh"
+#include "../wgmma.cuh"
+#include "tile_order.cuh"
+
+constexpr int BM = TILE_M, BN = TILE_N, BK = TILE_K;
+constexpr int MULTIPLIERS = WARPGROUPS, GROUP = 128, GROUP_WARPS = 4;
+constexpr int STAGES = VARIANT_STAGES;
+constexpr bool PRODUCER = VARIANT_PRODUCER, PERSISTENT = VARIANT_PERSISTENT, PINGPONG = VARIANT_PINGPONG;
+constexpr bool STAGED_C = VARIANT_C_SLOTS > 0, DEPENDENT = VARIANT_DEPENDENT, K_BY_N = VARIANT_B_LAYOUT == 0;
+constexpr int C_SLOTS = STAGED_C ? VARIANT_C_SLOTS : 1;  // of 64 x 64 elements, for each warpgroup that multiplies
+constexpr unsigned CLUSTER_M = VARIANT_CLUSTER == 2 ? 2 : 1, CLUSTER_N = VARIANT_CLUSTER == 3 ? 2 : 1;
+constexpr unsigned SPLIT = VARIANT_SPLIT_K;   // CTAs of a cluster that share the K of one tile
+constexpr unsigned CLUSTER = CLUSTER_M * CLUSTER_N * SPLIT;
+constexpr Order ORDER = Order(VARIANT_ORDER);
+
+constexpr int ROWS = PINGPONG ? BM : BM / MULTIPLIERS;  // of C that a warpgroup multiplies
+constexpr int ROW_BLOCKS = ROWS / 64;                   // wgmma takes 64 at a time
+constexpr int COLUMN_CHUNKS = BN / 64;
+constexpr int A_BYTES = BM * BK * 2, B_BYTES = BN * BK * 2, C_SLOT_BYTES = 64 * 64 * 2;
+constexpr int PARTIAL_PITCH = BN + 8;  // floats: eight rows of a fragment then start 8 banks apart, two wavefronts a store
+
+static_assert(BK == 64, "a row of a K-major tile is the 128 bytes of one swizzled row");
+static_assert(ROWS % 64 == 0 && ROWS >= 64, "wgmma multiplies 64 rows at a time");
+static_assert(PINGPONG ? MULTIPLIERS == 2 : true, "two warpgroups take turns");
+static_assert(PRODUCER || (!PERSISTENT && !PINGPONG && CLUSTER_M * CLUSTER_N == 1),
+              "only a producer runs ahead: into the next tile, for the other warpgroup, and for the other CTA");
+static_assert(PERSISTENT || !PINGPONG, "warpgroups that take turns have more than one tile");
+static_assert(SPLIT == 1 || (CLUSTER_M * CLUSTER_N == 1 && !PERSISTENT && !STAGED_C),
+              "a split tile has the cluster to itself, and its sums go to C from where they were summed");
+static_assert(BM / CLUSTER_N % 8 == 0 && BN / CLUSTER_M % (K_BY_N ? 64 : 8) == 0,
+              "each CTA of a cluster loads whole swizzle patterns");
+
+// A place in the ring of stages; the parity of its barriers flips each time the ring comes round.
+struct Place {
+  unsigned stage = 0, parity = 0;
+
+  __device__ __forceinline__ void advance(unsigned by = 1) {
+    stage += by;
+    if (by == 1) {
+      if (stage == STAGES) stage = 0, parity ^= 1;
+    } else {
+      parity ^= stage / STAGES & 1, stage %= STAGES;
+    }
+  }
+};
+
+struct alignas(1024) Stage {
+  unsigned char a[A_BYTES], b[B_BYTES];
+};
+
+struct alignas(1024) Shared {
+  Stage stage[STAGES];
+  unsigned char c[MULTIPLIERS][C_SLOTS][STAGED_C ? C_SLOT_BYTES : 0];
+  unsigned long long full[STAGES];   // a K tile has landed
+  unsigned long long empty[STAGES];  // every warp of the cluster that multiplies has read it
+};
+
+static_assert(SPLIT == 1 || sizeof(Stage) * STAGES >= sizeof(float) * BM * PARTIAL_PITCH,
+              "the partial sums of a split tile lie where its stages were: choose more stages");
+
+// Named barriers: 0 is __syncthreads.
+enum Named : unsigned { TURN = 1, STORE = 3 };
+
+struct HopperGemm {
+  Shared& shared;
+  const ptx::TensorMap &a, &b, &c_map;
+  ptx::u32* const c;
+  const unsigned m, n, k;
+  const unsigned lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+  const unsigned group = warp / GROUP_WARPS;  // the last one loads, where there is a producer
+  const unsigned rank = CLUSTER > 1 ? ptx::cluster_ctarank() : 0;
+  const unsigned rows = (m + BM * CLUSTER_M - 1) / (BM * CLUSTER_M), columns = (n + BN * CLUSTER_N - 1) / (BN * CLUSTER_N);
+  const unsigned first_tile = blockIdx.x / CLUSTER, tile_step = gridDim.x / CLUSTER;
+  unsigned m0 = 0, n0 = 0;             // of the tile in C
+  unsigned first_k = 0, k_tiles = 0;   // of this CTA
+  Place at = {};
+
+  __device__ __forceinline__ void run() {
+    split_k();
+    if (warp == 0 && ptx::elect_sync()) {
+      ptx::prefetch_tensormap(&a);
+      ptx::prefetch_tensormap(&b);
+      if constexpr (STAGED_C) ptx::prefetch_tensormap(&c_map);
+#pragma unroll
+      for (int s = 0; s < STAGES; ++s) {
+        ptx::mbarrier_init(ptx::shared_address(&shared.full[s]), 1);
+        if constexpr (PRODUCER)
+          ptx::mbarrier_init(ptx::shared_address(&shared.empty[s]),
+                             (PINGPONG ? 1 : MULTIPLIERS) * GROUP_WARPS * CLUSTER_M * CLUSTER_N);
+      }
+      ptx::fence_mbarrier_init();
+    }
+    if constexpr (CLUSTER > 1)
+      meet_cluster();
+    else
+      __syncthreads();
+    // The launch before this one in the stream may still run: up to here nothing was read that it could write.
+    if constexpr (DEPENDENT) {
+      ptx::griddepcontrol_wait();
+      ptx::griddepcontrol_launch_dependents();
+    }
+
+    if (PRODUCER && group == MULTIPLIERS) {
+      if constexpr (MULTIPLIERS > 1) ptx::setmaxnreg_dec<24>();
+      if (warp == MULTIPLIERS * GROUP_WARPS && ptx::elect_sync()) produce();
+      __syncwarp();
+      if constexpr (SPLIT > 1) exchange();
+    } else {
+      if constexpr (PRODUCER && MULTIPLIERS > 1) ptx::setmaxnreg_inc<MULTIPLIERS == 2 ? 240 : 160>();
+      multiply_and_store();
+    }
+    // This CTA's shared memory may still be read, and the barriers in it arrived at, by the others.
+    if constexpr (CLUSTER > 1) meet_cluster();
+  }
+
+  // Every thread of the cluster.
+  __device__ __forceinline__ void meet_cluster() {
+    ptx::barrier_cluster_arrive_relaxed();
+    ptx::barrier_cluster_wait_acquire();
+  }
+
+  // The K tiles of this CTA: all, or its share of a split. A share may be empty; then its sums are zeros.
+  __device__ __forceinline__ void split_k() {
+    const unsigned all = (k + BK - 1) / BK;
+    if constexpr (SPLIT == 1) {
+      k_tiles = all;
+    } else {
+      const unsigned share = (all + SPLIT - 1) / SPLIT;
+      first_k = min(rank * share, all);
+      k_tiles = min(share, all - first_k);
+    }
+  }
+
+  // The CTAs of a cluster take neighbouring tiles, one below or beside the other.
+  __device__ __forceinline__ void place(unsigned tile) {
+    const TilePlace placed = place_tile<ORDER>(tile, rows, columns);
+    m0 = (placed.row * CLUSTER_M + (CLUSTER_M > 1 ? rank : 0)) * BM;
+    n0 = (placed.column * CLUSTER_N + (CLUSTER_N > 1 ? rank : 0)) * BN;
+  }
+
+  // ---- loads -----------------------------------------------------------------------------------------------------------
+
+  // K tile t. Of what the CTAs of a cluster share, each loads a slice into all of them.
+  __device__ __forceinline__ void load(unsigned stage, unsigned t) {
+    constexpr ptx::u16 EVERY_CTA = (1 << CLUSTER_M * CLUSTER_N) - 1;
+    constexpr unsigned A_ROWS = BM / CLUSTER_N, B_ROWS = BN / CLUSTER_M;  // of a slice
+    const unsigned full = ptx::shared_address(&shared.full[stage]), kk = (first_k + t) * BK;
+    const unsigned to_a = ptx::shared_address(shared.stage[stage].a), to_b = ptx::shared_address(shared.stage[stage].b);
+    ptx::mbarrier_arrive_expect_tx(full, A_BYTES + B_BYTES);
+    if constexpr (CLUSTER_N > 1)
+      ptx::cp_async_bulk_tensor_2d_multicast(to_a + rank * A_ROWS * BK * 2, &a, kk, m0 + rank * A_ROWS, full, EVERY_CTA);
+    else
+      ptx::cp_async_bulk_tensor_2d(to_a, &a, kk, m0, full);
+    const unsigned slice = CLUSTER_M > 1 ? rank : 0, to = to_b + slice * B_ROWS * BK * 2, nn = n0 + slice * B_ROWS;
+    if constexpr (!K_BY_N) {
+      if constexpr (CLUSTER_M > 1)
+        ptx::cp_async_bulk_tensor_2d_multicast(to, &b, kk, nn, full, EVERY_CTA);
+      else
+        ptx::cp_async_bulk_tensor_2d(to, &b, kk, nn, full);
+    } else {  // 64 columns of N are a row of 128 bytes
+#pragma unroll
+      for (unsigned chunk = 0; chunk < B_ROWS / 64; ++chunk)
+        if constexpr (CLUSTER_M > 1)
+          ptx::cp_async_bulk_tensor_2d_multicast(to + chunk * 64 * BK * 2, &b, nn + 64 * chunk, kk, full, EVERY_CTA);
+        else
+          ptx::cp_async_bulk_tensor_2d(to + chunk * 64 * BK * 2, &b, nn + 64 * chunk, kk, full);
+    }
+  }
+
+  // The producer: as far ahead as the ring allows, also into the next tile.
+  __device__ __forceinline__ void produce() {
+    for (unsigned tile = first_tile; tile < rows * columns; tile += tile_step) {
+      place(tile);
+#pragma unroll 1
+      for (unsigned t = 0; t < k_tiles; ++t) {
+        // A fresh barrier counts as one whose phase before the first is complete: the first round does not wait.
+        wait(shared.empty[at.stage], at.parity ^ 1);
+        load(at.stage, t);
+        at.advance();
+      }
+      if constexpr (!PERSISTENT) break;
+    }
+  }
+
+  __device__ __forceinline__ void wait(const unsigned long long& barrier, unsigned parity) {
+    while (!ptx::mbarrier_try_wait_parity(ptx::shared_address(&barrier), parity)) {
+    }
+  }
+
+  // ---- multiplication --------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void multiply_and_store() {
+    if constexpr (PINGPONG) {
+      if (group == 1) {
+        ptx::bar_arrive(TURN, 2 * GROUP);  // the first turn is the other's
+        at.advance(k_tiles);
+      }
+    }
+    const unsigned step = PINGPONG ? 2 * tile_step : tile_step;
+    for (unsigned tile = first_tile + (PINGPONG ? group * tile_step : 0); tile < rows * columns; tile += step) {
+      float acc[ROW_BLOCKS][BN / 2];
+      place(tile);
+      // The barriers of the ring tell odd rounds from even ones and no more: a warpgroup waits at them in its turn alone.
+      if constexpr (PINGPONG) ptx::bar_sync(TURN + group, 2 * GROUP);
+      multiply(acc, tile + tile_step < rows * columns);
+      if constexpr (SPLIT > 1)
+        store_split(acc);
+      else if constexpr (STAGED_C)
+        store_staged(acc);
+      else
+        store_direct(acc);
+      if constexpr (PINGPONG) at.advance(k_tiles);
+      if constexpr (!PERSISTENT) break;
+    }
+    if constexpr (STAGED_C) {
+      if (issues_stores()) ptx::cp_async_bulk_wait_group<0>();
+      __syncwarp();
+    }
+  }
+
+  // acc = this warpgroup's rows of the tile. One K tile is multiplied while the one before it is made free.
+  __device__ __forceinline__ void multiply(float (&acc)[ROW_BLOCKS][BN / 2], bool another) {
+    constexpr int PENDING = STAGES > 1 ? 1 : 0;
+    if constexpr (!PRODUCER) {
+      if (warp == 0 && ptx::elect_sync())
+#pragma unroll
+        for (unsigned t = 0; t < STAGES; ++t)
+          if (t < k_tiles) load(t, t);
+      __syncwarp();
+    }
+    if (SPLIT > 1 && k_tiles == 0) {
+#pragma unroll
+      for (int i = 0; i < ROW_BLOCKS; ++i)
+#pragma unroll
+        for (int j = 0; j < BN / 2; ++j) acc[i][j] = 0;
+    }
+
+    unsigned before = 0;
+#pragma unroll 1
+    for (unsigned t = 0; t < k_tiles; ++t) {
+      wait(shared.full[at.stage], at.parity);
+      ptx::wgmma_fence();
+      issue(acc, at.stage, t > 0);
+      ptx::wgmma_commit_group();
+      ptx::wgmma_wait_group<PENDING>();
+      if constexpr (PRODUCER) {
+        if (PENDING == 0 || t > 0) release(PENDING == 0 ? at.stage : before);
+      } else {
+        // Everybody is done with the K tile before this one, or with a single stage with this one: its place is loaded anew.
+        __syncthreads();
+        const unsigned done = t - PENDING;
+        if ((PENDING == 0 || t > 0) && done + STAGES < k_tiles && warp == 0) {
+          if (ptx::elect_sync()) load(PENDING == 0 ? at.stage : before, done + STAGES);
+          __syncwarp();
+        }
+      }
+      before = at.stage;
+      at.advance();
+    }
+    if constexpr (PINGPONG) {
+      if (another) ptx::bar_arrive(TURN + (group ^ 1), 2 * GROUP);
+    }
+    ptx::wgmma_wait_group<0>();
+    if constexpr (PRODUCER && PENDING > 0) release(before);
+  }
+
+  // The wgmma of one K tile: 16 of K at a time.
+  __device__ __forceinline__ void issue(float (&acc)[ROW_BLOCKS][BN / 2], unsigned stage, bool add) {
+    const unsigned a_tile = ptx::shared_address(shared.stage[stage].a) + (PINGPONG ? 0 : group * ROWS * BK * 2);
+    const unsigned b_tile = ptx::shared_address(shared.stage[stage].b);
+#pragma unroll
+    for (int step = 0; step < BK / 16; ++step) {
+      const ptx::u64 of_b = K_BY_N ? matrix_descriptor(b_tile + step * 16 * 128, 1024, 64 * BK * 2)
+                                   : matrix_descriptor(b_tile + step * 32, 1024, 16);
+#pragma unroll
+      for (int i = 0; i < ROW_BLOCKS; ++i)
+        ptx::wgmma_m64k16_bf16<BN, K_BY_N>(acc[i], matrix_descriptor(a_tile + i * 64 * BK * 2 + step * 32, 1024, 16), of_b,
+                                           add || step > 0);
+    }
+  }
+
+  // This warp has read the stage. The producers of the whole cluster load into it: one lane tells each of them.
+  __device__ __forceinline__ void release(unsigned stage) {
+    const unsigned empty = ptx::shared_address(&shared.empty[stage]);
+    if constexpr (CLUSTER_M * CLUSTER_N > 1) {
+      if (lane < CLUSTER_M * CLUSTER_N) ptx::mbarrier_arrive_cluster(ptx::mapa(empty, lane), 1);
+    } else {
+      if (lane == 0) ptx::mbarrier_arrive(empty, 1);
+    }
+  }
+
+  // ---- C ---------------------------------------------------------------------------------------------------------------
+
+  // Straight from the fragments: a quad of lanes writes 16 consecutive bytes of a row, half a sector.
+  __device__ __forceinline__ void store_direct(const float (&acc)[ROW_BLOCKS][BN / 2]) {
+    const unsigned row0 = m0 + first_row() + warp % GROUP_WARPS * 16 + lane / 4, column0 = n0 + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < ROW_BLOCKS; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const unsigned row = row0 + 64 * i + 8 * half;
+        ptx::u32* target = c + (static_cast<unsigned long long>(row) * n + column0) / 2;
+#pragma unroll
+        for (int j = 0; j < BN / 8; ++j)
+          if (row < m && column0 + 8 * j < n)
+            ptx::st_global_u32(target + 4 * j, pack_bf16x2(acc[i][4 * j + 2 * half], acc[i][4 * j + 2 * half + 1]));
+      }
+  }
+
+  __device__ __forceinline__ unsigned first_row() const { return PINGPONG ? 0 : group * ROWS; }
+
+  // One thread of the warpgroup issues its stores and waits for them: elect.sync chooses the same lane each time.
+  __device__ __forceinline__ bool issues_stores() const { return warp % GROUP_WARPS == 0 && ptx::elect_sync(); }
+
+  // 64 x 64 at a time through slots of this warpgroup's own: stmatrix lays the fragments out as rows under the copy engine's
+  // swizzle, and the engine writes them while the next ones are laid out, and while the next tile is multiplied.
+  __device__ __forceinline__ void store_staged(const float (&acc)[ROW_BLOCKS][BN / 2]) {
+#pragma unroll
+    for (int i = 0; i < ROW_BLOCKS; ++i)
+#pragma unroll
+      for (int chunk = 0; chunk < COLUMN_CHUNKS; ++chunk) {
+        const unsigned slot = ptx::shared_address(shared.c[group][(i * COLUMN_CHUNKS + chunk) % C_SLOTS]);
+        const unsigned row = slot + warp % GROUP_WARPS * 16 * 128;
+        if (issues_stores()) ptx::cp_async_bulk_wait_group_read<C_SLOTS - 1>();  // the slot's last store has left it
+        ptx::bar_sync(STORE + group, GROUP);
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) {
+          const float* d = &acc[i][32 * chunk + 4 * j];
+          ptx::stmatrix_x4(row + chunk_offset<128, true>(lane % 16, j + lane / 16),
+                           {pack_bf16x2(d[0], d[1]), pack_bf16x2(d[2], d[3]), pack_bf16x2(d[4], d[5]), pack_bf16x2(d[6], d[7])});
+        }
+        ptx::fence_proxy_async_shared();
+        ptx::bar_sync(STORE + group, GROUP);
+        if (issues_stores()) {
+          ptx::cp_async_bulk_tensor_2d_store(&c_map, n0 + 64 * chunk, m0 + first_row() + 64 * i, slot);
+          ptx::cp_async_bulk_commit_group();
+        }
+      }
+  }
+
+  // The CTAs of the cluster have a share of K each. Their sums meet in shared memory: each adds up some rows, over the CTAs in
+  // their order, so that the result is the same each time.
+  __device__ __forceinline__ void store_split(const float (&acc)[ROW_BLOCKS][BN / 2]) {
+    const unsigned partial = ptx::shared_address(shared.stage);
+    ptx::bar_sync(STORE, MULTIPLIERS * GROUP);  // the stages are everybody's, and now nobody reads them any more
+#pragma unroll
+    for (int i = 0; i < ROW_BLOCKS; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const unsigned row = first_row() + 64 * i + warp % GROUP_WARPS * 16 + lane / 4 + 8 * half;
+#pragma unroll
+        for (int j = 0; j < BN / 8; ++j)
+          ptx::st_shared_v2(partial + (row * PARTIAL_PITCH + 8 * j + lane % 4 * 2) * 4, acc[i][4 * j + 2 * half],
+                            acc[i][4 * j + 2 * half + 1]);
+      }
+    exchange();
+
+    constexpr unsigned SHARE = BM / SPLIT, QUADS = BN / 4;
+#pragma unroll 1
+    for (unsigned item = threadIdx.x; item < SHARE * QUADS; item += MULTIPLIERS * GROUP) {
+      const unsigned row = rank * SHARE + item / QUADS, column = item % QUADS * 4;
+      float4 sum = {};
+#pragma unroll
+      for (unsigned other = 0; other < SPLIT; ++other) {
+        const float4 v = ptx::ld_shared_cluster_v4(ptx::mapa(partial + (row * PARTIAL_PITCH + column) * 4, other));
+        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+      }
+      if (m0 + row < m && n0 + column < n)
+        ptx::st_global_v2(c + (static_cast<unsigned long long>(m0 + row) * n + n0 + column) / 2, pack_bf16x2(sum.x, sum.y),
+                          pack_bf16x2(sum.z, sum.w));
+    }
+  }
+
+  // Every thread of the cluster, the producer's too: from here on the sums of the others can be read.
+  __device__ __forceinline__ void exchange() {
+    ptx::barrier_cluster_arrive_release();
+    ptx::barrier_cluster_wait_acquire();
+  }
+};
+
+// grid = the tiles of C, or as many CTAs as fit at once, each time the CTAs of a cluster; block = 128 threads for each
+// warpgroup that multiplies and for the producer; dynamic shared memory >= sizeof(Shared); C is M x N row-major bf16.
+extern "C" __global__ void __launch_bounds__(GROUP * (MULTIPLIERS + PRODUCER), CTAS_PER_SM)
+    hopper_gemm(const __grid_constant__ ptx::TensorMap a, const __grid_constant__ ptx::TensorMap b,
+                const __grid_constant__ ptx::TensorMap c_map, ptx::u32* c, unsigned m, unsigned n, unsigned k) {
+  extern __shared__ __align__(1024) unsigned char bytes[];
+  HopperGemm{*reinterpret_cast<Shared*>(bytes), a, b, c_map, c, m, n, k}.run();
+}
