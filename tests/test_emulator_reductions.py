@@ -148,7 +148,7 @@ def test_a_cta_may_not_end_before_others_have_reached_into_it(tmp_path):
     for after, findings in (("", 1), (TOGETHER, 0), (WAIT, 0)):
         _, result = run(tmp_path, body + after, race=True)
         assert len(result.findings) == findings, result.findings
-    assert "arrives at an mbarrier of CTA" in run(tmp_path, body, race=True)[1].findings[0].sentence
+    assert "reaches into the shared memory of CTA" in run(tmp_path, body, race=True)[1].findings[0].sentence
     gone = body.replace("xor.b32 %r20", "setp.eq.u32 %p4, %r61, 0;\n@%p4 exit;\nxor.b32 %r20")
     with pytest.raises(
         EmulationError, match=r"reaches into the shared memory of a CTA that has ended, where a barrier"
