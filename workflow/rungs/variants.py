@@ -24,11 +24,12 @@ PLANNED = {
     ),
     WGMMA: (
         *("TILE_M", "TILE_N", "TILE_K", "WARPGROUPS", "VARIANT_B_LAYOUT", "VARIANT_STAGES", "VARIANT_PRODUCER"),
-        *("VARIANT_PERSISTENT", "VARIANT_CLUSTER", "VARIANT_C_SLOTS", "VARIANT_SPLIT_K", "VARIANT_DEPENDENT"),
+        *("VARIANT_PERSISTENT", "CLUSTER_TILES_M", "CLUSTER_TILES_N", "VARIANT_C_SLOTS", "VARIANT_SPLIT_K"),
+        "VARIANT_DEPENDENT",
     ),
 }
 """What a GEMM multiplies with -> macros that the plan of its launch reads too."""
-POSITIVE = re.compile(r"(TILE|WARP|RASTER)_|WARPGROUPS|VARIANT_SPLIT_K")
+POSITIVE = re.compile(r"(TILE|WARP|RASTER)_|WARPGROUPS|CLUSTER_TILES|VARIANT_SPLIT_K")
 """Macros that are sizes or counts: a kernel or its plan divides by them."""
 NO_AXIS = ("only", "experiment", "rung", "m", "n", "k")
 """Names that are no axis's, beside the columns of the CSVs in which axes are columns: a word of a sweep's own is one."""
