@@ -53,7 +53,7 @@ def _check_ours(path: Path) -> None:
     if not (path.exists() or path.is_symlink()):
         return
     with contextlib.suppress(OSError):
-        if path.read_bytes().startswith(MARKER.encode()):
+        if path.is_file() and path.open("rb").read(len(MARKER)) == MARKER.encode():
             return
     raise RungsError(
         f"{path} is there and does not begin with {MARKER!r}, so it is not overwritten: name another folder."
