@@ -15,7 +15,7 @@ from pathlib import Path
 from string import Template
 
 from rungs import build, provenance, schemas, wgmma
-from rungs.errors import RungsError
+from rungs.errors import Refused, RungsError
 from rungs.files import ROOT, whole
 from rungs.plan import BF16_BYTES, LARGEST_EXTENT, Plan, TensorMap, plan
 from rungs.variants import GEMM, WGMMA, Device, Experiment, Variant, load_device, readable_experiments
@@ -283,7 +283,7 @@ def _plan_words(experiment: Experiment, variant: Variant, device: Device, probed
             "if (plan.grid > most) plan.grid = most;",
         ]
     return {
-        "refusals": "\n".join(f"  if ({rule}) return {_quoted(why)};" for rule, why in refusals()),
+        "refusals": "\n".join(f"  if ({rule}) return {_quoted(why)};" for rule, why in refusals(experiment, variant)),
         "grid": "\n  ".join(grid),
         "block": str(probed.block[0]),
         "cluster": str(cluster),
@@ -299,27 +299,20 @@ def _plan_words(experiment: Experiment, variant: Variant, device: Device, probed
     }
 
 
-def refusals() -> list[tuple[str, str]]:
-    """(condition in C++, sentence) of each rule of `wgmma.check` that depends on the shape, in its order."""
+def refusals(experiment: Experiment, variant: Variant) -> list[tuple[str, str]]:
+    """(condition in C++, sentence of `wgmma.check` without the extent) of each rule that depends on the shape, in its order."""
+    extents = dict(zip("MNK", PROBE, strict=True))
+    broken = [(axis, *rule) for axis in "MNK" for rule in (("< 1", 0), (f"> {LARGEST_EXTENT}", 2 * LARGEST_EXTENT))]
+    broken += [(axis, "% 8 != 0", extents[axis] + 4) for axis in "NK"]
     found = []
-    for axis in "MNK":
-        found += [
-            (
-                f"{axis.lower()} < 1",
-                f"{axis} is not positive: choose {'a' if axis == 'K' else 'an'} {axis} of 1 or more.",
-            ),
-            (
-                f"{axis.lower()} > {LARGEST_EXTENT}",
-                f"{axis} is above the {LARGEST_EXTENT} that 32-bit strides allow: choose a smaller {axis}.",
-            ),
-        ]
-    for axis in "NK":
-        found.append(
-            (
-                f"{axis.lower()} % 8 != 0",
-                f"{axis} is not a multiple of 8, which the copy engine's 16-byte rows need: choose a multiple of 8.",
-            )
-        )
+    for axis, rule, extent in broken:
+        m, n, k = (extents | {axis: extent}).values()
+        try:
+            wgmma.check(experiment, variant, (m, n, k))
+        except Refused as refusal:
+            found.append((f"{axis.lower()} {rule}", str(refusal).replace(f"{axis}={extent}", axis)))
+        else:
+            raise _unknown_plan(variant, f"no rule against {axis}={extent}")
     return found
 
 
