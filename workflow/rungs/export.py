@@ -1,8 +1,8 @@
 """`python -m rungs export`: a wgmma variant as one .cu with its launcher, its header and an example, to build without rungs.
 
 What the launcher does is taken from the plan of a probe problem: constants as they stand there, dimensions by the letter of the
-problem's extent that they equal. Only the grid and the refusals are written a second time, in C++, as a pure function in the
-header, which the tests hold equal to `plan` for every rung.
+problem's extent that they equal. Only the grid and the conditions of a refusal are written a second time, in C++, as pure
+functions in the header, which the tests hold equal to `plan` for every rung.
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ def _check_ours(path: Path) -> None:
     if not (path.exists() or path.is_symlink()):
         return
     with contextlib.suppress(OSError):
-        if path.is_file() and path.open("rb").read(len(MARKER)) == MARKER.encode():
-            return
+        if path.is_file():  # not a pipe, say
+            with path.open("rb") as file:
+                if file.read(len(MARKER)) == MARKER.encode():
+                    return
     raise RungsError(
         f"{path} is there and does not begin with {MARKER!r}, so it is not overwritten: name another folder."
     )
