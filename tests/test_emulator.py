@@ -919,8 +919,8 @@ def test_a_bulk_load(delivery, tmp_path):
             "is multicast to CTAs 0x0 of the cluster, where some of its 1 were expected",
         ),
         (
-            "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd3], [%r1], 512;",
-            "is a copy that the emulator lacks",
+            "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32 [%r1], [%r1+512], 512, [%r1+16384];",
+            "is a bulk copy that the emulator lacks",
         ),
     ],
 )

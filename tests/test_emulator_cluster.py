@@ -140,10 +140,6 @@ def test_an_arrival_that_nobody_makes_is_a_deadlock(tmp_path):
             "arrives at the cluster's barrier a second time, where a barrier.cluster.wait was expected",
         ),
         (
-            "barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;",
-            "is a barrier that the emulator lacks",
-        ),
-        (
             "setp.eq.u32 %p1, %r61, 1;\n@%p1 bra $A;\nbarrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n$A:\n"
             "setp.eq.u32 %p1, %r61, 0;\n@%p1 bra $B;\n" + INIT.format(count=1, together="") + WAIT + "$B:",
             "for ever at the cluster's barrier, where 0 warps of this CTA and maybe more of others",

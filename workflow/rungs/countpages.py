@@ -16,8 +16,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "LDSM": ("ldsm",),
     "STS": ("sts", "stsm"),
     "LDGSTS": ("ldgsts",),
-    "TMA": ("tma_load", "tma_store"),
-    "mma": ("hmma",),
+    "TMA": ("tma_load", "tma_store", "tma_reduce"),
+    "mma": ("hmma", "hgmma"),
 }
 PER_LAUNCH = (*COLUMNS, "shared wavefronts", "per instruction", "conflicts")
 HEADERS = (*PER_LAUNCH, "wavefronts per tile", "LSU instructions per tile")

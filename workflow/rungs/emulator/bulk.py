@@ -7,16 +7,17 @@ and 128 bytes (PTX ISA, "Swizzling modes"). What lies outside of the tensor is r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rungs.emulator.loads import addresses_of
+from rungs.emulator.loads import addresses_of, combination
 from rungs.emulator.memory import GLOBAL_BASE
 from rungs.emulator.parser import Address, Instruction
-from rungs.emulator.state import Array, Batch, Decoder, Mask, Step, Unit, remember, uniform
-from rungs.emulator.sync import Mbarrier, each_mbarrier, expect
+from rungs.emulator.state import DTYPES, Array, Batch, Decoder, Mask, Step, Unit, remember, uniform
+from rungs.emulator.sync import Mbarrier, alive_ctas, each_mbarrier, expect
 from rungs.plan import SWIZZLE_SPAN_BYTES, TensorMap
 
 CHUNK = 16
@@ -60,6 +61,8 @@ class Store:
     size: int
     warp: int
     group: int
+    combine: Callable[[Array, Array], Array] | None = None
+    item: Any = None
     landed: bool = False
 
     def land(self, batch: Batch) -> None:
@@ -69,12 +72,18 @@ class Store:
         found = np.take(batch.shared.flat(CHUNK), self.rows, axis=0)
         items = np.ascontiguousarray(found).view(np.uint8).reshape(*self.rows.shape[:-1], -1, self.size)
         values = items.view(f"u{min(self.size, 4)}")
-        batch.memory.store(self.offsets[self.keep], values[self.keep], self.size, self.ins)
+        if self.combine is None:
+            batch.memory.store(self.offsets[self.keep], values[self.keep], self.size, self.ins)
+            return
+        for offsets, keep, new in zip(self.offsets, self.keep, values, strict=True):  # copies may go to the same place
+            old = batch.memory.load(offsets[keep], self.size, self.ins)
+            result = self.combine(old.view(self.item), np.ascontiguousarray(new[keep]).view(self.item))
+            batch.memory.store(offsets[keep], result.view(old.dtype), self.size, self.ins)
 
 
 def compile(decoder: Decoder, ins: Instruction) -> Step:
     """The step of an instruction that starts with cp.async.bulk."""
-    modifiers = ins.modifiers[2:]
+    modifiers = ins.modifiers[3 if ins.modifiers[0] == "reduce" else 2 :]
     if modifiers[0] == "commit_group":
         return _commit
     if modifiers[0] == "wait_group":
@@ -85,7 +94,7 @@ def compile(decoder: Decoder, ins: Instruction) -> Step:
         raise ins.error("is a bulk copy that the emulator lacks")
     tensor = modifiers[0] == "tensor"
     spaces = [m for m in modifiers if m in ("shared::cta", "shared::cluster", "global")]
-    if len(spaces) != 2 or spaces[0] == spaces[1]:
+    if len(spaces) != 2 or spaces.count("global") != 1 or (ins.modifiers[0] == "reduce" and spaces[0] != "global"):
         raise ins.error("is a bulk copy that the emulator lacks")
     if spaces[0] != "global":
         return _load(decoder, ins, tensor)
@@ -181,8 +190,9 @@ def _targets(issue: Issue, batch: Batch, members: int, ins: Instruction) -> tupl
             f"is multicast to CTAs {members:#x} of the cluster, where some of its {batch.cluster} were expected"
         )
     copies = np.repeat(np.arange(len(issue.ctas)), len(ranks))
-    targets = np.stack([batch.peers(rank)[issue.ctas] for rank in ranks], axis=1)
-    return copies, targets.reshape(-1)
+    targets = np.stack([batch.peers(rank)[issue.ctas] for rank in ranks], axis=1).reshape(-1)
+    alive_ctas(batch, targets, ins)
+    return copies, targets
 
 
 def _issue(unit: Unit, mask: Mask) -> Issue:
@@ -286,8 +296,10 @@ def _load(decoder: Decoder, ins: Instruction, tensor: bool) -> Step:
 
 
 def _store(decoder: Decoder, ins: Instruction, tensor: bool) -> Step:
-    """[target], [shared]{, size}."""
-    if "bulk_group" not in ins.modifiers or any(m in ("add", "min", "max", "and", "or", "xor") for m in ins.modifiers):
+    """[target], [shared]{, size}; cp.reduce combines with what is there. A tensor map's 2 bytes are bf16, its 4 bytes float32."""
+    reduces = ins.modifiers[0] == "reduce"
+    type = next((m for m in reversed(ins.modifiers) if m in DTYPES), "")
+    if "bulk_group" not in ins.modifiers or (reduces and not tensor and not type):
         raise ins.error("is a bulk store that the emulator lacks")
     target = Source(decoder, ins.operands[0], ins, tensor)
     slot, offset = decoder.address(ins.operands[1], ins)
@@ -317,9 +329,15 @@ def _store(decoder: Decoder, ins: Instruction, tensor: bool) -> Step:
         groups = issue.read(unit.bulk_committed)
         if batch.race:
             batch.race.bulk_read(issue, rows, pc, groups)
+        combine, item = None, None
+        if reduces:
+            held = type or {2: "bf16", 4: "f32"}[map.element_bytes]
+            combine, item = combination(ins, held), DTYPES[held]
+            if combine is None:
+                raise ins.error("is a reduction that the emulator lacks")
         for group, warp in sorted(set(zip(groups.tolist(), issue.warps.tolist(), strict=True))):
             of = (groups == group) & (issue.warps == warp)
-            copy = Store(ins, rows[of], offsets[of], keep[of], size, unit.first + warp, group)
+            copy = Store(ins, rows[of], offsets[of], keep[of], size, unit.first + warp, group, combine, item)
             unit.bulk_pending.append(copy)
             if not batch.late:
                 copy.land(batch)

@@ -19,7 +19,10 @@ from rungs.variants import GEMM, Experiment, Variant, load_device
 Shape = tuple[int, ...]
 SCHEDULES = {"cta": "check in lockstep", "ascending": "check warp by warp"}
 """Schedule of a check -> its name in the CSV. Lockstep alone would never see a missing barrier."""
-KINDS = ("ldgsts", "tma_load", "tma_store", "ldg", "stg", "sts", "stsm", "lds", "ldsm", "hmma", "barrier")
+KINDS = (
+    *("ldgsts", "tma_load", "tma_store", "tma_reduce", "ldg", "stg", "sts", "stsm", "lds", "ldsm"),
+    *("hmma", "hgmma", "barrier"),
+)
 UNITS = {"": "inst", "wavefronts_": "wavefront", "conflicts_": "wavefront", "sectors_": "sector", "bytes_": "byte"}
 """What is counted of a kind, as the start of the count's name -> its unit."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rungs.emulator import machine, parser
+from rungs.emulator import loads, machine, parser
 from rungs.emulator.memory import PARAM_WINDOW, SHARED_BASE, GlobalMemory, SharedMemory
 from rungs.emulator.metrics import Tally
 from rungs.emulator.parser import EmulationError, Instruction, Kernel
@@ -101,6 +101,8 @@ def run(
     result = Result(Counts(wanted))
     parts = []
     size = max(RACE_BATCH if race else BATCH, cluster) // cluster * cluster
+    if any(loads.polls(ins) for ins in kernel.code):
+        size = len(wanted)  # CTAs that wait for each other run together
     for first in range(0, len(wanted), size):
         ids = np.array(wanted[first : first + size])
         x, y, _ = plan.grid
@@ -234,6 +236,8 @@ def kind_of(ins: Instruction) -> str:
             return "mbarrier"
         case "cp" if ins.modifiers[1] in ("ca", "cg"):
             return "ldgsts"
+        case "cp" if ins.modifiers[0] == "reduce":
+            return "tma_reduce"
         case "cp" if ins.modifiers[1] == "bulk" and not {"commit_group", "wait_group", "prefetch"} & modifiers:
             return "tma_store" if "bulk_group" in modifiers else "tma_load"
     return "alu"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rungs.emulator import metrics
-from rungs.emulator.alu import _fit, _view
+from rungs.emulator.alu import _fit, _view, round_to_bf16, widen_bf16
 from rungs.emulator.memory import GLOBAL_BASE, PARAM_WINDOW, SHARED_WINDOW, words
 from rungs.emulator.parser import Instruction
-from rungs.emulator.state import DTYPES, LANES, Array, Decoder, Mask, Step, Unit, items, remember, uniform
+from rungs.emulator.state import DTYPES, LANES, Array, Decoder, Mask, Poll, Step, Unit, items, remember, uniform
 
 
 @dataclass(eq=False)
@@ -116,7 +116,7 @@ def _shape_of(ins: Instruction) -> tuple[str, int, int]:
     type = next((m for m in reversed(ins.modifiers) if m in DTYPES), None)
     if type is None:
         raise ins.error("has no type that the emulator knows")
-    count = next((int(m[1:]) for m in ins.modifiers if m in ("v2", "v4")), 1)
+    count = next((int(m[1:]) for m in ins.modifiers if m in ("v2", "v4", "v8")), 1)
     return type, count, count * DTYPES[type].itemsize
 
 
@@ -147,6 +147,7 @@ def _load(decoder: Decoder, ins: Instruction) -> Step:
 
     access = SharedAccess(ins, slot, offset, size, pc)
     patterns: dict[int, Pattern] = {}
+    polling = polls(ins)
 
     def from_shared(unit: Unit, mask: Mask) -> None:
         place = access(unit, mask)
@@ -154,15 +155,37 @@ def _load(decoder: Decoder, ins: Instruction) -> Step:
             unit.batch.race.read_by(unit, mask, place.addresses, size, pc)
         finish(unit, mask, np.take(unit.batch.shared.flat(size), place.rows, axis=0))
 
-    def from_global(unit: Unit, mask: Mask) -> None:
+    def from_global(unit: Unit, mask: Mask) -> Any:
         offsets = offsets_of(unit, unit.registers[slot], offset, mask)
+        if polling and (held := _poll(unit, offsets, mask, pc)):
+            return held
         unit.batch.tally.add(pc, "sectors", pattern_of(offsets, mask, patterns).sectors)
-        finish(unit, mask, unit.batch.memory.load(offsets, size, ins))
+        return finish(unit, mask, unit.batch.memory.load(offsets, size, ins))
 
-    def generic(unit: Unit, mask: Mask) -> None:
+    def generic(unit: Unit, mask: Mask) -> Any:
         return (from_shared if _is_shared(unit, slot, mask) else from_global)(unit, mask)
 
     return {"shared": from_shared, "global": from_global, "generic": generic}[space]
+
+
+def polls(ins: Instruction) -> bool:
+    """Whether it is a load by which a thread may wait for what another CTA writes to global memory."""
+    ordered = {"acquire", "relaxed", "volatile"} & set(ins.modifiers)
+    return ins.opcode == "ld" and bool(ordered) and _space(ins) in ("global", "generic")
+
+
+def _poll(unit: Unit, offsets: Array, mask: Mask, pc: int) -> Poll | None:
+    """Holds threads that read the same again with nothing written in between; a second time for good."""
+    batch = unit.batch
+    at = offsets if mask is None else offsets[mask]
+    key, now = (pc, unit.first, at.tobytes(), None if mask is None else mask.tobytes()), batch.memory.version
+    version, times = batch.polls.get(key, (-1, 0))
+    times = times + 1 if version == now else 0
+    if times in (1, 3):
+        batch.polls[key] = now, times if times == 1 else 2
+        return Poll(now, times == 3)
+    batch.polls[key] = now, times
+    return None
 
 
 def _is_shared(unit: Unit, slot: int, mask: Mask) -> bool:
@@ -245,10 +268,10 @@ def _store(decoder: Decoder, ins: Instruction) -> Step:
     return {"shared": to_shared, "global": to_global, "generic": generic}[space]
 
 
-ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
+COMBINE: dict[str, Callable[[Array, Array], Array]] = {
     "add": lambda old, new: old + new,
-    "min": min,
-    "max": max,
+    "min": np.minimum,
+    "max": np.maximum,
     "and": lambda old, new: old & new,
     "or": lambda old, new: old | new,
     "xor": lambda old, new: old ^ new,
@@ -256,17 +279,36 @@ ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def combination(ins: Instruction, type: str) -> Callable[[Array, Array], Array] | None:
+    """The function of two arrays of a type that an atomic or a reduction names; halves are computed in float32 and rounded."""
+    function = next((COMBINE[m] for m in ins.modifiers if m in COMBINE), None)
+    if function is None or type not in ("f16", "bf16", "f16x2", "bf16x2"):
+        return function
+
+    def of_halves(old: Array, new: Array) -> Array:
+        halves = [np.ascontiguousarray(each).view(np.uint16) for each in (old, new)]
+        if type.startswith("bf16"):
+            result = round_to_bf16(function(*map(widen_bf16, halves)))
+        else:
+            result = function(*(each.view(np.float16) for each in halves)).view(np.uint16)
+        return result.view(old.dtype)
+
+    return of_halves
+
+
 def _atomic(decoder: Decoder, ins: Instruction) -> Step:
     """atom and red: thread after thread, in the order of the CTAs. Atomics do not race with each other."""
-    type, _, size = _shape_of(ins)
-    function = next((ATOMIC[m] for m in ins.modifiers if m in ATOMIC), None)
-    space, item = _space(ins), DTYPES[type]
-    if function is None or space not in ("shared", "global", "generic") or size not in (4, 8):
+    type, count, size = _shape_of(ins)
+    space, item, function = _space(ins), DTYPES[type], combination(ins, type)
+    if function is None or space not in ("shared", "global", "generic") or size not in (4, 8, 16):
         raise ins.error("is an atomic that the emulator lacks")
     operands = list(ins.operands)
-    target = decoder.target(operands.pop(0), ins) if ins.opcode == "atom" else None
+    targets = [decoder.target(each, ins) for each in items(operands.pop(0))] if ins.opcode == "atom" else []
+    declared = [getattr(each, "type", "b32") for each in items(ins.operands[0])]
     slot, offset = decoder.address(operands[0], ins)
-    source, pc = decoder.source(operands[1], type, ins), len(decoder.steps)
+    sources, pc = [decoder.source(each, type, ins) for each in items(operands[1])], len(decoder.steps)
+    if len(sources) != count:
+        raise ins.error(f"has {len(sources)} values, where {count} were expected")
 
     def step(unit: Unit, mask: Mask) -> None:
         batch, everyone = unit.batch, unit.everyone(mask)
@@ -276,27 +318,40 @@ def _atomic(decoder: Decoder, ins: Instruction) -> Step:
             batch.shared.check(addresses, size, ins)
             if batch.race:
                 batch.race.read_by(unit, mask, addresses, size, pc)
-            rows, flat = np.broadcast_to(batch.shared.index(addresses, size), unit.shape), batch.shared.flat(size)
+            places = np.broadcast_to(batch.shared.index(addresses, size), unit.shape)[everyone]
         else:
-            offsets = offsets_of(unit, unit.registers[slot], offset, mask)
-        values = _view(np.broadcast_to(unit.registers[source], unit.shape), item)
-        found = np.zeros(unit.shape, item)
-        for at in zip(*np.nonzero(everyone), strict=True):
+            places = offsets_of(unit, unit.registers[slot], offset, mask)[everyone]
+        values = np.stack(
+            [_view(np.broadcast_to(unit.registers[each], unit.shape)[everyone], item) for each in sources], axis=1
+        )
+        found = np.zeros(values.shape, item)
+        for turn in _turns(places):
+            at = places[turn]
+            old = batch.shared.flat(size)[at] if shared else batch.memory.load(at, size, ins)
+            found[turn] = old.view(item)
+            new = np.ascontiguousarray(function(found[turn], values[turn])).view(old.dtype)
             if shared:
-                words_there = flat[rows[at]]
-                found[at] = words_there.view(item)[0]
-                flat[rows[at]] = np.array([function(found[at], values[at])], item).view(words_there.dtype)
+                batch.shared.flat(size)[at] = new
             else:
-                there = offsets[at].reshape(1)
-                words_there = batch.memory.load(there, size, ins)
-                found[at] = words_there.view(item)[0, 0]
-                batch.memory.store(
-                    there, np.array([[function(found[at], values[at])]], item).view(words_there.dtype), size, ins
-                )
-        if target is not None:
-            unit.write(target, _fit(found, item, DTYPES[getattr(ins.operands[0], "type", "b32")]), mask)
+                batch.memory.store(at, new, size, ins)
+        for i, target in enumerate(targets):
+            if target is not None:
+                result = np.zeros(unit.shape, item)
+                result[everyone] = found[:, i]
+                unit.write(target, _fit(result, item, DTYPES[declared[i]]), mask)
 
     return step
+
+
+def _turns(places: Array) -> Iterator[Array]:
+    """Which of these accesses are executed together: those of a place one after the other, in their order."""
+    order = np.argsort(places, kind="stable")
+    ordered = places[order]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    turn = np.empty(len(places), np.int64)
+    turn[order] = np.arange(len(places)) - np.repeat(starts, np.diff(np.append(starts, len(places))))
+    for number in range(int(turn.max()) + 1):
+        yield turn == number
 
 
 # ---- ldmatrix and stmatrix -------------------------------------------------------------------------------------------
@@ -473,7 +528,7 @@ def land_part(unit: Unit, copy: Copy, mask: Mask, landed: Array) -> bool:
 def _copy(decoder: Decoder, ins: Instruction) -> Step:
     from rungs.emulator import bulk, sync
 
-    if ins.modifiers[:2] == ("async", "bulk"):
+    if ins.modifiers[:2] == ("async", "bulk") or ins.modifiers[:3] == ("reduce", "async", "bulk"):
         return bulk.compile(decoder, ins)
     if ins.modifiers[:3] == ("async", "mbarrier", "arrive"):
         return sync.copies_arrive(decoder, ins)
@@ -494,6 +549,13 @@ def nothing(decoder: Decoder, ins: Instruction) -> Step:
     return lambda unit, mask: None
 
 
+def _policy(decoder: Decoder, ins: Instruction) -> Step:
+    """createpolicy: what a cache should keep is a hint, so that any number stands for it."""
+    target = decoder.target(ins.operands[0], ins)
+    hint = decoder.intern(np.zeros((1, 1, 1), np.uint64))
+    return lambda unit, mask: None if target is None else unit.write(target, hint, mask)
+
+
 COMPILE: dict[str, Callable[[Decoder, Instruction], Step]] = {
     "ld": _load,
     "ldu": _load,
@@ -504,4 +566,5 @@ COMPILE: dict[str, Callable[[Decoder, Instruction], Step]] = {
     "stmatrix": _matrix,
     "cp": _copy,
     "prefetchu": nothing,
+    "createpolicy": _policy,
 }

@@ -14,7 +14,7 @@ import numpy as np
 
 from rungs.emulator import alu, loads, mma, sync, wgmma, words
 from rungs.emulator.parser import EmulationError, Instruction, Kernel
-from rungs.emulator.state import EXIT, LANES, Array, Batch, Decoder, Finding, Mask, Step, ThreadGroup, Unit
+from rungs.emulator.state import EXIT, LANES, Array, Batch, Decoder, Finding, Mask, Poll, Step, ThreadGroup, Unit
 
 COMPILE = alu.COMPILE | loads.COMPILE | mma.COMPILE | sync.COMPILE | wgmma.COMPILE
 SCHEDULES = ("cta", "ascending", "descending", "random")
@@ -123,6 +123,7 @@ def run(batch: Batch, decoder: Decoder, schedule: str, seed: int, max_instructio
     left = max_instructions
     with np.errstate(all="ignore"):
         while alive := [unit for unit in batch.units if unit.groups]:
+            batch.wake()
             able = [unit for unit in alive if any(group.waits is None for group in unit.groups)]
             if not able:
                 waiting: list[Any] = [*batch.barriers.values()]
@@ -131,6 +132,7 @@ def run(batch: Batch, decoder: Decoder, schedule: str, seed: int, max_instructio
                     not any([sync.converge(unit) for unit in alive])
                     and not _deliver(batch)
                     and not any(each.forget_ended(batch) for each in waiting)
+                    and not batch.wake(force=True)
                 ):
                     raise _deadlock(batch, decoder.kernel)
                 continue
@@ -169,6 +171,7 @@ def _leftovers(batch: Batch) -> None:
                 " expect_tx of its phases are not what their copies bring",
             )
     if batch.race:
+        batch.race.end()
         batch.findings += batch.race.found.values()
 
 
@@ -208,10 +211,13 @@ def _run_group(unit: Unit, group: ThreadGroup, decoder: Decoder, budget: int) ->
         group.pc = pc
         result = steps[pc](unit, mask)
         count += 1
-        if isinstance(result, sync.Converging):  # to be executed when the warp has come together, and counted then
+        if isinstance(result, sync.Converging | Poll):  # to be executed and counted when it goes on
             group.waits = result
             sync.converge(unit)
             return count, True
+        if isinstance(result, sync.Part):
+            unit.groups.append(ThreadGroup(pc, unit.everyone(mask) & ~result.mask))
+            group.mask, active, result = result.mask, unit.active_warps(result.mask), result.barrier
         if active is None:
             full[pc] += 1
         else:

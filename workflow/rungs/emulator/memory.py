@@ -42,10 +42,11 @@ class Region:
 
 @dataclass
 class GlobalMemory:
-    """Named buffers in one arena, a guard gap after each. Offsets below are from GLOBAL_BASE, in bytes."""
+    """Named buffers in one arena, a guard gap after each. Offsets below are from GLOBAL_BASE, in bytes; `version` counts stores."""
 
     arena: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
     regions: list[Region] = field(default_factory=list)
+    version: int = 0
 
     def put(self, name: str, data: Array) -> int:
         """A copy of `data` as a buffer that everything has written; returns its address."""
@@ -115,6 +116,7 @@ class GlobalMemory:
 
     def store(self, offsets: Array, values: Array, size: int, ins: Instruction) -> None:
         """`values` (..., items of the widest word type) to `size` bytes at each offset."""
+        self.version += 1
         for region, mask in self._regions_of(offsets, size, ins):
             if region.written is not None:
                 at = (offsets if mask is None else offsets[mask]) - region.start

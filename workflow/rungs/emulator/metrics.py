@@ -112,6 +112,7 @@ NCU = {
     "smsp__inst_executed_op_tma_st.sum": {"tma_store": 1},
     "smsp__inst_executed_pipe_tma.sum": {"tma_load": 1, "tma_store": 1},
     "sm__inst_executed_pipe_tensor_op_hmma.sum": {"hmma": 1},
+    "sm__inst_executed_pipe_tensor_op_gmma.sum": {"hgmma": 1},
     "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld.sum": {"wavefronts_lds": 1},
     "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldsm.sum": {"wavefronts_ldsm": 1},
     "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_st.sum": {"wavefronts_sts": 1},

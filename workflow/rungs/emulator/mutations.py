@@ -14,10 +14,11 @@ GROUPS = {
     "cp.async": ("abl_L1_R1_bl1_s1_sw1", "abl_L1_R1_bl1_s2_sw1", "abl_L1_R0_bl0_s3_sw1", "abl_L1_R2_bl1_s4_sw0"),
     "TMA": ("abl_L2_R1_bl1_s1_sw1", "abl_L2_R1_bl1_s2_sw1", "abl_L2_R1_bl0_s3_sw1", "abl_L2_R2_bl1_s4_sw1"),
     "TMA, producer warp": ("tun_bk64_wt64_s4_pw1_db1_ps1_ep1_sk1", "tun_bk64_wt32_s3_pw1_db0_ps0_ep0_sk0"),
+    "wgmma": (),
 }
 """The kernels that are mutated, by how they load."""
-SYNC, CP_ASYNC, TMA, TUNED = GROUPS.values()
-ALL = (*SYNC, *CP_ASYNC, *TMA, *TUNED)
+SYNC, CP_ASYNC, TMA, TUNED, WGMMA = GROUPS.values()
+ALL = (*SYNC, *CP_ASYNC, *TMA, *TUNED, *WGMMA)
 SHAPES = {"gemm": (128, 128, 160), "gemm_tuned": (128, 256, 576)}
 """(M, N, K) by experiment, for one CTA: five and nine tiles along K, so that every ring comes round."""
 SMS = 1
@@ -68,6 +69,17 @@ def everywhere(pattern: str, replacement: str) -> Callable[[str], list[str]]:
     return lambda text: [re.sub(pattern, replacement, text, flags=re.M)] if re.search(pattern, text, re.M) else []
 
 
+def without_cluster_barriers(text: str) -> list[str]:
+    """One mutant for each barrier of the cluster: its arrive and its wait are gone."""
+    arrivals, waits = (
+        list(re.finditer(rf"^\s*barrier\.cluster\.{kind}[^;]*;", text, re.M)) for kind in ("arrive", "wait")
+    )
+    return [
+        text[: arrive.start()] + text[arrive.end() : wait.start()] + text[wait.end() :]
+        for arrive, wait in zip(arrivals, waits, strict=True)
+    ]
+
+
 BARRIER = r"^\s*bar\.sync\s+0;"
 EXPECT = r"(mbarrier\.arrive\.expect_tx[^,]*, \[%r\d+\]), %r\d+;"
 INIT = r"(mbarrier\.init[^,]*), (%r\d+);"
@@ -108,7 +120,7 @@ MUTATIONS = {
             "the barrier after mbarrier.init dropped",
             "the __syncthreads between mbarrier.init and the first wait is gone",
             "start",
-            TMA + TUNED,
+            TMA + TUNED + WGMMA,
             lambda text: at_each(BARRIER, "")(text)[:1],
             "a race between the initialisation and the first wait",
         ),
@@ -124,7 +136,7 @@ MUTATIONS = {
             "the parity of a wait inverted",
             "one mbarrier.try_wait waits for the other phase",
             "copy order",
-            TMA + TUNED,
+            TMA + TUNED + WGMMA,
             at_each(TRY_WAIT, r".reg .b32 q;\nxor.b32 q, \2, 1;\nmbarrier.try_wait.parity.shared::cta.b64 p, [\1], q;"),
             "a race with the copy, or a deadlock",
         ),
@@ -132,7 +144,7 @@ MUTATIONS = {
             "expect_tx too large",
             "every expect_tx expects bytes that no copy brings",
             "deadlock",
-            TMA + TUNED,
+            TMA + TUNED + WGMMA,
             everywhere(EXPECT, r"\1, 99328;"),
             "a deadlock",
         ),
@@ -140,7 +152,7 @@ MUTATIONS = {
             "expect_tx too small",
             "every expect_tx expects fewer bytes than the copies bring",
             "copy order",
-            TMA + TUNED,
+            TMA + TUNED + WGMMA,
             everywhere(EXPECT, r"\1, 8192;"),
             "a copy that lands in the next phase, or a deadlock",
         ),
@@ -148,7 +160,7 @@ MUTATIONS = {
             "an mbarrier of one arrival too many",
             "one mbarrier.init counts one arrival more than there is",
             "deadlock",
-            TMA + TUNED,
+            TMA + TUNED + WGMMA,
             at_each(INIT, r"{ .reg .b32 q;\nadd.s32 q, \2, 1;\n\1, q;\n}"),
             "a deadlock",
         ),
@@ -156,7 +168,7 @@ MUTATIONS = {
             "an mbarrier of one arrival too few",
             "one mbarrier.init counts one arrival less than there is",
             "copy order",
-            TUNED,
+            TUNED + WGMMA,
             at_each(INIT, r"{ .reg .b32 q;\nsub.s32 q, \2, 1;\n\1, q;\n}"),
             "an arrival too many, or an mbarrier for no arrivals",
         ),
@@ -164,7 +176,7 @@ MUTATIONS = {
             "a try_wait dropped",
             "one mbarrier.try_wait is always true",
             "copy order",
-            TMA + TUNED,
+            TMA + TUNED + WGMMA,
             at_each(TRY_WAIT, "setp.eq.u32 p, 0, 0;"),
             "a race with the copy, or an arrival too many",
         ),
@@ -172,7 +184,7 @@ MUTATIONS = {
             "the answer of a try_wait ignored",
             "one mbarrier.try_wait is asked once, and the kernel goes on",
             "copy order",
-            TMA + TUNED,
+            TMA + TUNED + WGMMA,
             at_each(LOOP, lambda m: m[0][: m[0].rindex("@")]),
             "a race with the copy, or an arrival too many",
         ),
@@ -188,7 +200,7 @@ MUTATIONS = {
             "the fence after mbarrier.init dropped",
             "the asynchronous proxy may not see the initialised mbarrier",
             "start",
-            TMA + TUNED,
+            TMA + TUNED + WGMMA,
             everywhere(r"^\s*fence\.mbarrier_init[^;]*;", ""),
             "a missing fence before the copy",
         ),
@@ -226,6 +238,111 @@ MUTATIONS = {
             TUNED[:1],
             everywhere(r"^\s*bar\.arrive[^;]*;", ""),
             "a deadlock",
+        ),
+        Mutation(
+            "a wgmma wait dropped",
+            "one wgmma.wait_group is gone",
+            "copy order",
+            WGMMA,
+            at_each(r"^\s*wgmma\.wait_group[^;]*;", ""),
+            "an access to registers of a product under way, or a race with the copy into what it reads",
+        ),
+        Mutation(
+            "a wgmma wait weakened",
+            "one wgmma.wait_group leaves one group more in flight",
+            "copy order",
+            WGMMA,
+            at_each(
+                r"(wgmma\.wait_group\.sync\.aligned) (\d+);",
+                lambda m: f"{m[1]} {int(m[2]) + 1};",
+            ),
+            "an access to registers of a product under way, or a race with the copy into what it reads",
+        ),
+        Mutation(
+            "a stage released before the wgmma wait",
+            "the wgmma.wait_group comes after the arrival on `empty` that it is for",
+            "copy order",
+            WGMMA,
+            at_each(
+                r"(wgmma\.wait_group\.sync\.aligned \d+;)((?:(?!wgmma).*\n)+?.*mbarrier\.arrive(?:.*\n)+?\$L\w+:)",
+                r"\2\n\1",
+            ),
+            "a race with the copy into what the product reads",
+        ),
+        Mutation(
+            "the wgmma fence dropped",
+            "every wgmma.fence is gone",
+            "order",
+            WGMMA,
+            everywhere(r"^\s*wgmma\.fence[^;]*;", ""),
+            "a missing fence before the first product",
+        ),
+        Mutation(
+            "the wgmma commit dropped",
+            "every wgmma.commit_group is gone, so that no wait waits for anything",
+            "copy order",
+            WGMMA,
+            everywhere(r"^\s*wgmma\.commit_group[^;]*;", ""),
+            "an access to registers of a product under way",
+        ),
+        Mutation(
+            "another swizzle in a descriptor",
+            "one descriptor of a tile with the 128 B swizzle says 64 B",
+            "layout",
+            WGMMA,
+            at_each(r"\b[4-9]\d{18}\b", lambda m: str((int(m[0]) ^ 3 << 62) - (1 << 64))),
+            "a wrong result",
+        ),
+        Mutation(
+            "a wait for a bulk store dropped",
+            "one cp.async.bulk.wait_group is gone",
+            "copy order",
+            WGMMA,
+            at_each(r"^\s*cp\.async\.bulk\.wait_group[^;]*;", ""),
+            "a race between the store and the next tile, or a store under way at the end",
+        ),
+        Mutation(
+            "a named barrier dropped",
+            "one bar.sync of a warpgroup is gone",
+            "order",
+            WGMMA,
+            at_each(r"^\s*bar(?:rier)?\.sync[^,;]*,[^;]*;", ""),
+            "a race between warps and the copy engine",
+        ),
+        Mutation(
+            "the fence before a bulk store dropped",
+            "the copy engine may not see what the warps have written to shared memory",
+            "order",
+            WGMMA,
+            everywhere(r"^\s*fence\.proxy\.async[^;]*;", ""),
+            "a missing fence before the copy",
+        ),
+        Mutation(
+            "an arrival at another CTA dropped",
+            "nobody says to the cluster that a stage is free again",
+            "deadlock",
+            WGMMA,
+            everywhere(r"^\s*(?:@!?%p\d+\s+)?mbarrier\.arrive[^;]*shared::cluster[^;]*;", ""),
+            "a deadlock",
+        ),
+        Mutation(
+            "a multicast to one CTA only",
+            "one copy goes to the first CTA of the cluster alone",
+            "deadlock",
+            WGMMA,
+            at_each(
+                r"^\s*(cp\.async\.bulk\.[^;]*multicast::cluster[^;]*\]), %\w+([^;\]]*;)",
+                r"{ .reg .b16 q;\nmov.b16 q, 1;\n\1, q\2\n}",
+            ),
+            "a deadlock",
+        ),
+        Mutation(
+            "a barrier of the cluster dropped",
+            "one barrier.cluster is gone",
+            "start",
+            WGMMA,
+            without_cluster_barriers,
+            "a race with the initialisation of an mbarrier, or an arrival at a CTA that may have ended",
         ),
     )
 }

@@ -58,6 +58,8 @@ class Detector:
         self.write_pc = np.zeros(cells, np.int32)
         readers = 2 * self.warps + self.groups  # warps, then their bulk stores, then the products of warpgroups
         self.read, self.read_pc = np.zeros((cells, readers), np.int32), np.zeros((cells, readers), np.int32)
+        self.published = np.zeros_like(self.clock)
+        self.reached, self.reach_pc = (np.zeros((self.ctas, batch.cluster * self.agents), np.int32) for _ in range(2))
         self.numbers: dict[int, int] = {}
         self.inits: dict[int, dict[str, Any]] = {}
         self.memo: dict[Any, Any] = {}
@@ -233,16 +235,40 @@ class Detector:
             ctas, warps = np.nonzero(mask.any(axis=2))
         return ctas, unit.first + warps
 
-    def release(self, unit: Unit, mask: Mask, clock: Array | None, owners: Array | None = None) -> Array:
+    def release(
+        self, unit: Unit, mask: Mask, clock: Array | None, owners: Array | None = None, *, relaxed: bool = False
+    ) -> Array:
         """The clock (CTAs, 2, agents) of a barrier with that of the arriving warps in it.
 
-        `owners`: for each CTA the one at whose barrier its warps arrive, where that is not its own.
+        `owners`: for each CTA the one at whose barrier its warps arrive, where that is not its own. A `relaxed` arrival has
+        only the clock of the warp's last fence.
         """
         ctas, warps = self._each(unit, mask)
         held = np.zeros((self.ctas, *self.clock.shape[2:]), np.int32) if clock is None else clock.copy()
-        np.maximum.at(held, ctas if owners is None else owners[ctas], self.clock[ctas, warps])
+        given = (self.published if relaxed else self.clock)[ctas, warps]
+        np.maximum.at(held, ctas if owners is None else owners[ctas], given)
         self.clock[ctas, warps, SEEN, self.base[ctas] + warps] += 1
         return held
+
+    def publish(self, unit: Unit, mask: Mask) -> None:
+        """Warps execute a fence, after which a relaxed arrival hands on what they have seen so far."""
+        ctas, warps = self._each(unit, mask)
+        self.published[ctas, warps] = self.clock[ctas, warps]
+
+    def reaches(self, unit: Unit, mask: Mask, owners: Array, pc: int) -> None:
+        """Warps arrive at an mbarrier of the CTA in `owners` of theirs, which has to be there still."""
+        ctas, warps = self._each(unit, mask)
+        own = self.base[ctas] + warps
+        self.reached[owners[ctas], own] = self.clock[ctas, warps, SEEN, own]
+        self.reach_pc[owners[ctas], own] = pc
+
+    def end(self) -> None:
+        """Report arrivals from other CTAs of which no warp of a CTA knew before it ended."""
+        late = self.reached > self.clock[:, :, SEEN].max(axis=1)
+        for cta, agent in np.argwhere(late):
+            which = tuple(int(i) for i in self.batch.ids[cta])
+            sentence = f"arrives at an mbarrier of CTA {which}, which may have ended by then, where a barrier.cluster was expected"
+            self.report("left behind", int(self.reach_pc[cta, agent]), -1, sentence + " before its end")
 
     def acquire(self, unit: Unit, mask: Mask, clock: Array | None, barrier: Any = None) -> None:
         """Waiting warps learn a barrier's clock; of an mbarrier also that the copies of its completed phases have landed."""

@@ -64,6 +64,20 @@ class ThreadGroup:
 
 
 @dataclass(eq=False)
+class Poll:
+    """What holds threads that read a place in global memory again although nothing has been written since `version`.
+
+    `final` says that they were let go on once for nothing.
+    """
+
+    version: int
+    final: bool
+
+    def state(self, cta: int) -> str:
+        return "a value in global memory that nobody writes"
+
+
+@dataclass(eq=False)
 class Unit:
     """Warps that run in lockstep while they agree: a CTA, the warps that left it for a loop of their own, or one warp."""
 
@@ -136,6 +150,7 @@ class Batch:
     cluster_barrier: ClusterBarrier | None = None
     ticks: int = 0
     wgmma: Warpgroups | None = None
+    polls: dict[Any, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def ctas(self) -> int:
@@ -154,6 +169,16 @@ class Batch:
     def peers(self, rank: int) -> Array:
         """For each CTA the one of that rank in its cluster."""
         return np.arange(self.ctas) - self.ranks + rank
+
+    def wake(self, *, force: bool = False) -> bool:
+        """Let threads go on that wait for global memory to change, once it has; by `force` once all the same. Whether any do."""
+        freed = False
+        for unit in self.units:
+            for group in unit.groups:
+                held = group.waits
+                if isinstance(held, Poll) and (held.version != self.memory.version or (force and not held.final)):
+                    group.waits, freed = None, True
+        return freed
 
     def alive_warps(self) -> Array:
         """Warps of each CTA that have not ended."""

@@ -102,6 +102,14 @@ class Barrier:
         return f"barrier {self.number}, where {self.arrived[cta]} of {self.needed[cta]} threads have arrived"
 
 
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Holds the threads in `mask` at a barrier, where the others of their group are yet to execute the instruction."""
+
+    barrier: Barrier
+    mask: Array
+
+
 @dataclass(eq=False)
 class ClusterBarrier:
     """The barrier of each cluster: how often each warp (CTAs, warps) has arrived and waited, and phases done of its cluster."""
@@ -143,7 +151,11 @@ class ClusterBarrier:
 
 
 def _cluster_barrier(decoder: Decoder, ins: Instruction, kind: str) -> Step:
-    """barrier.cluster.arrive and .wait: an arrival is counted, a wait holds the warps until all of the cluster have arrived."""
+    """barrier.cluster.arrive and .wait: an arrival is counted, a wait holds the warps until all of the cluster have arrived.
+
+    A relaxed arrival hands on only what the warp's last fence did.
+    """
+    relaxed = "relaxed" in ins.modifiers
 
     def step(unit: Unit, mask: Mask) -> Any:
         batch = unit.batch
@@ -162,7 +174,7 @@ def _cluster_barrier(decoder: Decoder, ins: Instruction, kind: str) -> Step:
                 )
             barrier.arrivals = barrier.arrivals + here
             if batch.race:
-                barrier.clock = batch.race.release(unit, mask, barrier.clock)
+                barrier.clock = batch.race.release(unit, mask, barrier.clock, relaxed=relaxed)
             barrier.settle(batch)
             return None
         if (barrier.arrivals == barrier.waits)[here].any():
@@ -180,7 +192,7 @@ def _cluster_barrier(decoder: Decoder, ins: Instruction, kind: str) -> Step:
 def _bar(decoder: Decoder, ins: Instruction) -> Step:
     kinds = [m for m in ins.modifiers if m not in ("cta", "aligned")]
     if kinds[0] == "cluster" and kinds[1] in ("arrive", "wait"):
-        if set(kinds[2:]) - {"release", "acquire"}:  # relaxed orders nothing, which the race detector does not know
+        if set(kinds[2:]) - {"release", "acquire", "relaxed"}:
             raise ins.error("is a barrier that the emulator lacks")
         return _cluster_barrier(decoder, ins, kinds[1])
     if kinds == ["warp", "sync"]:
@@ -195,10 +207,17 @@ def _bar(decoder: Decoder, ins: Instruction) -> Step:
     count = decoder.source(ins.operands[1], "u32", ins) if len(ins.operands) > 1 else None
 
     def step(unit: Unit, mask: Mask) -> Any:
-        batch = unit.batch
         if lacks_lanes(unit, mask):
             return CONVERGING
-        which = uniform(unit, number, mask, ins)
+        for which, part in _by_value(unit, unit.registers[number], mask):
+            barrier = come(unit, part, which)
+            if waits:  # warps that name another barrier execute the instruction after these
+                return barrier if part is mask else Part(barrier, unit.everyone(part))
+            barrier.settle(unit.batch)
+        return None
+
+    def come(unit: Unit, mask: Mask, which: int) -> Barrier:
+        batch = unit.batch
         if not 0 <= which < 16:
             raise ins.error(f"names barrier {which}, where 0 to 15 was expected")
         barrier = batch.barriers.get(which)
@@ -227,10 +246,7 @@ def _bar(decoder: Decoder, ins: Instruction) -> Step:
             )
         if batch.race:
             barrier.clock = batch.race.release(unit, mask, barrier.clock)
-        if waits:
-            return barrier
-        barrier.settle(batch)
-        return None
+        return barrier
 
     return step
 
@@ -311,7 +327,16 @@ def each_mbarrier_of_cluster(
             raise ins.error(
                 f"uses byte {address - 1024} of shared memory of another CTA, where an initialised mbarrier was expected"
             )
+        alive_ctas(batch, owners[users], ins)
         yield there, part, owners
+
+
+def alive_ctas(batch: Batch, ctas: Array, ins: Instruction) -> None:
+    """Raises EmulationError where one of these CTAs has ended, and its shared memory with it."""
+    if (batch.alive_warps()[ctas] == 0).any():
+        raise ins.error(
+            "reaches into the shared memory of a CTA that has ended, where a barrier.cluster was expected before the end"
+        )
 
 
 def _map_address(decoder: Decoder, ins: Instruction) -> Step:
@@ -454,6 +479,8 @@ def _arrive(decoder: Decoder, ins: Instruction) -> Step:
                 expect(barrier, sign * amount, ins)
             if arrives:
                 if batch.race:
+                    if owners is not None:
+                        batch.race.reaches(unit, part, owners, pc)
                     barrier.clock = batch.race.release(unit, part, barrier.clock, owners)
                 arrive(barrier, batch, threads if expects else amount, ins)
             else:
@@ -578,8 +605,9 @@ def copies_arrive(decoder: Decoder, ins: Instruction) -> Step:
 
 
 def _fence(decoder: Decoder, ins: Instruction) -> Step:
-    """Lockstep orders memory already; what a fence does is told to the race detector."""
+    """Lockstep orders memory already; what a fence does is told to the race detector, which watches shared memory."""
     proxy = ins.modifiers[:2] == ("proxy", "async")
+    reaches = not proxy or "global" not in ins.modifiers
     initialises = ins.modifiers[0] == "mbarrier_init"
     tensormap = ins.modifiers[0] == "proxy" and ins.modifiers[1].split("::")[0] == "tensormap"
     known = ("proxy", "mbarrier_init", "acq_rel", "sc", "cta", "gl", "sys", "acquire", "release")
@@ -589,8 +617,13 @@ def _fence(decoder: Decoder, ins: Instruction) -> Step:
         return tensor_map_only(decoder, ins)
 
     def step(unit: Unit, mask: Mask) -> None:
-        if unit.batch.race and (proxy or initialises):
-            unit.batch.race.fence(unit, mask, barriers_only=initialises)
+        race = unit.batch.race
+        if race and proxy and reaches:
+            race.fence(unit, mask, barriers_only=False)
+        elif race and not proxy and not tensormap:
+            if initialises:
+                race.fence(unit, mask, barriers_only=True)
+            race.publish(unit, mask)
 
     return step
 
