@@ -129,7 +129,7 @@ def test_each_cta_of_a_cluster_loads_a_slice_of_what_they_share():
             (128, 128, 68),
             "K=68 is not a multiple of 8, which the copy engine's 16-byte rows need: choose a multiple of 8.",
         ),
-        ((0, 128, 64), "M=0 is not positive: choose an M of 1 or more."),
+        ((0, 128, 64), "M=0 is not positive: choose 1 or more."),
         ((128, 1 << 21, 64), "N=2097152 is above the 1048576 that 32-bit strides allow: choose a smaller N."),
     ],
 )

@@ -121,8 +121,8 @@ struct HopperGemm {
       if constexpr (PRODUCER && MULTIPLIERS > 1) ptx::setmaxnreg_inc<MULTIPLIERS == 2 ? 240 : 160>();
       multiply_and_store();
     }
-    // This CTA's shared memory may still be read, and the barriers in it arrived at, by the others.
-    if constexpr (CLUSTER > 1) meet_cluster();
+    // The others may still read this CTA's sums.
+    if constexpr (SPLIT > 1) meet_cluster();
   }
 
   // Every thread of the cluster.
@@ -193,6 +193,14 @@ struct HopperGemm {
         at.advance();
       }
       if constexpr (!PERSISTENT) break;
+    }
+    // The warps of other CTAs arrive here when they have read what this one loaded into them: until then this CTA must not end.
+    if constexpr (MULTICAST) {
+#pragma unroll 1
+      for (unsigned s = 0; s < STAGES; ++s) {
+        wait(shared.empty[at.stage], at.parity ^ 1);
+        at.advance();
+      }
     }
   }
 

@@ -52,7 +52,7 @@ def check(experiment: Experiment, variant: Variant, problem: tuple[int, int, int
     _, n, k = problem
     for axis, extent in zip("MNK", problem, strict=True):
         if extent < 1:
-            raise Refused(f"{axis}={extent} is not positive: choose an {axis} of 1 or more.")
+            raise Refused(f"{axis}={extent} is not positive: choose 1 or more.")
         if extent > plans.LARGEST_EXTENT:
             raise Refused(
                 f"{axis}={extent} is above the {plans.LARGEST_EXTENT} that 32-bit strides allow: choose a smaller {axis}."
