@@ -76,7 +76,7 @@ def test_a_mutation_is_reported(name, change, tmp_path):
         assert not found.good, f"{change}, place {number} of {name}, goes unseen"
 
 
-@pytest.mark.parametrize("change", [change for change in MUTATIONS if change not in NEEDS_DETECTOR])
+@pytest.mark.parametrize("change", [c for c, each in MUTATIONS.items() if each.variants and c not in NEEDS_DETECTOR])
 def test_a_mutation_goes_wrong_by_itself_under_some_schedule(change, tmp_path):
     name = MUTATIONS[change].variants[-1]
     for number, text in enumerate(MUTATIONS[change].mutate(source(name))):

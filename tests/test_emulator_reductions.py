@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -148,9 +150,53 @@ def test_a_cta_may_not_end_before_others_have_reached_into_it(tmp_path):
     for after, findings in (("", 1), (TOGETHER, 0), (WAIT, 0)):
         _, result = run(tmp_path, body + after, race=True)
         assert len(result.findings) == findings, result.findings
-    assert "arrives at an mbarrier of CTA" in run(tmp_path, body, race=True)[1].findings[0].sentence
+    assert "reaches into the shared memory of CTA" in run(tmp_path, body, race=True)[1].findings[0].sentence
     gone = body.replace("xor.b32 %r20", "setp.eq.u32 %p4, %r61, 0;\n@%p4 exit;\nxor.b32 %r20")
     with pytest.raises(
         EmulationError, match=r"reaches into the shared memory of a CTA that has ended, where a barrier"
     ):
         run(tmp_path, gone)
+
+
+# Each thread keeps a hundred times its CTA's rank plus its lane, and reads what its lane has in the other CTA.
+OTHERS = """
+mad.lo.u32 %r20, %r61, 100, %r0;
+shl.b32 %r21, %r0, 2;
+add.u32 %r21, %r21, %r1;
+st.shared.u32 [%r21], %r20;
+{before}
+xor.b32 %r22, %r61, 1;
+mapa.shared::cluster.u32 %r23, %r21, %r22;
+ld.shared::cluster.u32 %r24, [%r23];
+st.global.u32 [%rd0], %r24;
+{after}
+"""
+AGAIN = "st.shared.u32 [%r21], %r0;\n"
+
+
+@pytest.mark.parametrize("schedule", ["cta", "ascending", "random"])
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        (TOGETHER, RELAXED, ""),
+        (TOGETHER, TOGETHER + AGAIN, ""),
+        (
+            RELAXED,
+            RELAXED,
+            "ld.shared::cluster.u32; .* reads byte 0 of shared memory of CTA .* which .*st.shared.u32; .* writes",
+        ),
+        (
+            TOGETHER,
+            RELAXED + AGAIN + RELAXED,
+            r"st.shared.u32; .* writes byte 0 of shared .* which .*\(ld.shared::cluster.* reads",
+        ),
+        (TOGETHER, "", "reaches into the shared memory of CTA .* which may have ended"),
+    ],
+)
+def test_what_other_ctas_keep_in_shared_memory(before, after, sentence, schedule, tmp_path):
+    got, result = run(tmp_path, OTHERS.format(before=before, after=after), schedule=schedule, race=True)
+    if not sentence:
+        assert (got == LANE + 100 * np.array([1, 0, 1, 0])[:, None]).all() and not result.findings
+        assert result.counts.total("ld_cluster") == 4 and not result.counts.total("lds")
+    else:
+        assert any(re.search(sentence, finding.sentence) for finding in result.findings), result.findings

@@ -17,7 +17,7 @@ from rungs.emulator.loads import addresses_of, combination
 from rungs.emulator.memory import GLOBAL_BASE
 from rungs.emulator.parser import Address, Instruction
 from rungs.emulator.state import DTYPES, Array, Batch, Decoder, Mask, Step, Unit, remember, uniform
-from rungs.emulator.sync import Mbarrier, alive_ctas, each_mbarrier, expect
+from rungs.emulator.sync import Mbarrier, each_mbarrier, expect
 from rungs.plan import SWIZZLE_SPAN_BYTES, TensorMap
 
 CHUNK = 16
@@ -191,7 +191,7 @@ def _targets(issue: Issue, batch: Batch, members: int, ins: Instruction) -> tupl
         )
     copies = np.repeat(np.arange(len(issue.ctas)), len(ranks))
     targets = np.stack([batch.peers(rank)[issue.ctas] for rank in ranks], axis=1).reshape(-1)
-    alive_ctas(batch, targets, ins)
+    batch.check_alive(targets, ins)
     return copies, targets
 
 

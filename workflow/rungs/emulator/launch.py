@@ -219,6 +219,8 @@ def kind_of(ins: Instruction) -> str:
     modifiers = {m.split("::")[0] for m in ins.modifiers}
     match ins.opcode:
         case "ld":
+            if "shared::cluster" in ins.modifiers:
+                return "ld_cluster"
             return "lds" if "shared" in modifiers else "ldg" if "param" not in modifiers else "alu"
         case "st":
             return "sts" if "shared" in modifiers else "stg"

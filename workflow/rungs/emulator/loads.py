@@ -10,7 +10,7 @@ import numpy as np
 
 from rungs.emulator import metrics
 from rungs.emulator.alu import _fit, _view, round_to_bf16, widen_bf16
-from rungs.emulator.memory import GLOBAL_BASE, PARAM_WINDOW, SHARED_WINDOW, words
+from rungs.emulator.memory import GLOBAL_BASE, PARAM_WINDOW, REMOTE_BITS, SHARED_WINDOW, words
 from rungs.emulator.parser import Instruction
 from rungs.emulator.state import DTYPES, LANES, Array, Decoder, Mask, Poll, Step, Unit, items, remember, uniform
 
@@ -162,6 +162,23 @@ def _load(decoder: Decoder, ins: Instruction) -> Step:
         unit.batch.tally.add(pc, "sectors", pattern_of(offsets, mask, patterns).sectors)
         return finish(unit, mask, unit.batch.memory.load(offsets, size, ins))
 
+    def from_cluster(unit: Unit, mask: Mask) -> None:
+        batch, everyone = unit.batch, unit.everyone(mask)
+        found = np.broadcast_to(addresses_of(unit, unit.registers[slot], offset, mask), unit.shape)
+        rank, addresses = (found >> REMOTE_BITS) - 1, found & ((1 << REMOTE_BITS) - 1)
+        if (rank >= batch.cluster).any():
+            raise ins.error(f"names CTA {rank.max()} of a cluster, where 0 to {batch.cluster - 1} was expected")
+        batch.shared.check(addresses, size, ins)
+        own = np.arange(batch.ctas)[:, None, None]
+        owners = np.where(rank < 0, own, own - batch.ranks[:, None, None] + rank)
+        batch.check_alive(owners[everyone], ins)
+        if batch.race:
+            batch.race.read_in_cluster(unit, everyone, owners, addresses, size, pc)
+        finish(unit, mask, np.take(batch.shared.flat(size), (owners * batch.shared.window + addresses) // size, axis=0))
+
+    if "shared::cluster" in ins.modifiers:
+        return from_cluster
+
     def generic(unit: Unit, mask: Mask) -> Any:
         return (from_shared if _is_shared(unit, slot, mask) else from_global)(unit, mask)
 
@@ -226,7 +243,7 @@ def _load_param(decoder: Decoder, ins: Instruction) -> Step:
 
 def _store(decoder: Decoder, ins: Instruction) -> Step:
     space = _space(ins)
-    if space not in ("shared", "global", "generic") or "async" in ins.modifiers:
+    if space not in ("shared", "global", "generic") or {"async", "shared::cluster"} & set(ins.modifiers):
         raise ins.error("is a store that the emulator lacks")
     type, count, size = _shape_of(ins)
     slot, offset = decoder.address(ins.operands[0], ins)

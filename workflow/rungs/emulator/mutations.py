@@ -120,7 +120,7 @@ MUTATIONS = {
             "the barrier after mbarrier.init dropped",
             "the __syncthreads between mbarrier.init and the first wait is gone",
             "start",
-            TMA + TUNED + WGMMA,
+            TMA + TUNED,
             lambda text: at_each(BARRIER, "")(text)[:1],
             "a race between the initialisation and the first wait",
         ),

@@ -57,9 +57,14 @@ class Detector:
         self.written = np.zeros(cells, np.int32)
         self.write_pc = np.zeros(cells, np.int32)
         readers = 2 * self.warps + self.groups  # warps, then their bulk stores, then the products of warpgroups
+        self.remote = any(ins.opcode == "ld" and "shared::cluster" in ins.modifiers for ins in batch.kernel.code)
+        readers += (
+            batch.cluster * self.warps if self.remote else 0
+        )  # then the warps of the cluster, where they read here
         self.read, self.read_pc = np.zeros((cells, readers), np.int32), np.zeros((cells, readers), np.int32)
         self.published = np.zeros_like(self.clock)
-        self.reached, self.reach_pc = (np.zeros((self.ctas, batch.cluster * self.agents), np.int32) for _ in range(2))
+        of_cluster = (self.ctas, batch.cluster * self.agents)
+        self.reached, self.reach_pc, self.arrived = (np.zeros(of_cluster, np.int32) for _ in range(3))
         self.numbers: dict[int, int] = {}
         self.inits: dict[int, dict[str, Any]] = {}
         self.memo: dict[Any, Any] = {}
@@ -131,6 +136,25 @@ class Detector:
             self.read[where] = np.broadcast_to(own, cells.shape)[active]
             self.read_pc[where] = pc
 
+    def read_in_cluster(self, unit: Unit, everyone: Array, owners: Array, addresses: Array, size: int, pc: int) -> None:
+        """Threads (`everyone` that is active) read `size` bytes at `addresses` of the CTAs `owners`, all (CTAs, warps, 32)."""
+        ctas, warps, _ = np.nonzero(everyone)
+        warps = warps + unit.first
+        cells = (addresses[everyone] // self.granule)[:, None] + np.arange(max(1, size // self.granule))
+        cells += owners[everyone][:, None] * self.cells
+        writer, clocks = self.writer[cells], self.clock[ctas, warps, SEEN]
+        self._unwritten(writer < 0, cells, pc)
+        seen = np.take_along_axis(clocks, np.maximum(writer, 0).astype(np.intp), axis=1)
+        self._races(seen < self.written[cells], cells, self.write_pc[cells], pc, _READ)
+        column = 2 * self.warps + self.groups + self.batch.ranks[ctas] * self.warps + warps
+        self.read[cells, column[:, None]] = clocks[np.arange(len(ctas)), self.base[ctas] + warps][:, None]
+        self.read_pc[cells, column[:, None]] = pc
+        of = np.zeros(self.ctas, np.int64)
+        for owner in np.unique(owners[everyone] - ctas):  # how far from its own each reaches
+            there = owners[everyone] - ctas == owner
+            of[ctas[there]] = ctas[there] + owner
+            self.reaches(ctas[there], warps[there], of, pc)
+
     def _unwritten(self, bad: Array, cells: Array, pc: int) -> None:
         if bad.any():
             byte = int(cells[bad].flat[0]) % self.cells * self.granule - SHARED_BASE
@@ -164,12 +188,16 @@ class Detector:
         bad = (known < self.written[cells]) & (writer >= 0) & active
         if bad.any():
             self._races(bad, cells, self.write_pc[cells], pc, _WRITE)
+        every = seen
         if self.batch.cluster > 1:
             own = base[..., None] + np.arange(self.agents)
             seen = np.take_along_axis(seen, np.broadcast_to(own, (*seen.shape[:-1], self.agents)), axis=-1)
         readers = np.concatenate(
             [seen[..., : self.warps], seen[..., 2 * self.warps : 3 * self.warps + self.groups]], axis=-1
         )
+        if self.remote:
+            warps = (np.arange(self.batch.cluster)[:, None] * self.agents + np.arange(self.warps)).reshape(-1)
+            readers = np.concatenate([readers, every[..., warps]], axis=-1)
         late = self.read[cells] > readers[..., None, :]
         if late.any():
             late &= np.asarray(active)[..., None]
@@ -227,7 +255,7 @@ class Detector:
 
     # ---- what orders ----
 
-    def _each(self, unit: Unit, mask: Mask) -> tuple[Array, Array]:
+    def each(self, unit: Unit, mask: Mask) -> tuple[Array, Array]:
         """CTAs and warps that take part."""
         if mask is None:
             ctas, warps = np.divmod(np.arange(self.ctas * unit.warps), unit.warps)
@@ -243,7 +271,7 @@ class Detector:
         `owners`: for each CTA the one at whose barrier its warps arrive, where that is not its own. A `relaxed` arrival has
         only the clock of the warp's last fence.
         """
-        ctas, warps = self._each(unit, mask)
+        ctas, warps = self.each(unit, mask)
         held = np.zeros((self.ctas, *self.clock.shape[2:]), np.int32) if clock is None else clock.copy()
         given = (self.published if relaxed else self.clock)[ctas, warps]
         np.maximum.at(held, ctas if owners is None else owners[ctas], given)
@@ -252,27 +280,39 @@ class Detector:
 
     def publish(self, unit: Unit, mask: Mask) -> None:
         """Warps execute a fence, after which a relaxed arrival hands on what they have seen so far."""
-        ctas, warps = self._each(unit, mask)
+        ctas, warps = self.each(unit, mask)
         self.published[ctas, warps] = self.clock[ctas, warps]
 
-    def reaches(self, unit: Unit, mask: Mask, owners: Array, pc: int) -> None:
-        """Warps arrive at an mbarrier of the CTA in `owners` of theirs, which has to be there still."""
-        ctas, warps = self._each(unit, mask)
+    def reaches(self, ctas: Array, warps: Array, owners: Array, pc: int) -> None:
+        """Warps reach into the shared memory of the CTA in `owners` of their own, which has to be there still."""
         own = self.base[ctas] + warps
         self.reached[owners[ctas], own] = self.clock[ctas, warps, SEEN, own]
         self.reach_pc[owners[ctas], own] = pc
 
+    def meets(self, unit: Unit, mask: Mask) -> None:
+        """Warps arrive at the cluster's barrier, `met` once all have: what they reached into before is then over, also where the
+        arrival is relaxed and hands on nothing that was written."""
+        ctas, warps = self.each(unit, mask)
+        self.arrived[ctas, self.base[ctas] + warps] = self.clock[ctas, warps, SEEN, self.base[ctas] + warps]
+
+    def met(self, unit: Unit, mask: Mask) -> None:
+        ctas = np.unique(self.each(unit, mask)[0])
+        of_cluster = self.arrived.reshape(-1, self.batch.cluster, self.arrived.shape[1]).max(axis=1)
+        over = self.reached[ctas] <= of_cluster[ctas // self.batch.cluster]
+        self.reached[ctas] = np.where(over, 0, self.reached[ctas])
+
     def end(self) -> None:
-        """Report arrivals from other CTAs of which no warp of a CTA knew before it ended."""
+        """Report where a CTA may have ended before another that reached into it: no warp of it knew of that, nor met it later."""
         late = self.reached > self.clock[:, :, SEEN].max(axis=1)
         for cta, agent in np.argwhere(late):
             which = tuple(int(i) for i in self.batch.ids[cta])
-            sentence = f"arrives at an mbarrier of CTA {which}, which may have ended by then, where a barrier.cluster was expected"
-            self.report("left behind", int(self.reach_pc[cta, agent]), -1, sentence + " before its end")
+            sentence = f"reaches into the shared memory of CTA {which}, which may have ended by then"
+            where = ", where a barrier.cluster was expected before its end"
+            self.report("left behind", int(self.reach_pc[cta, agent]), -1, sentence + where)
 
     def acquire(self, unit: Unit, mask: Mask, clock: Array | None, barrier: Any = None) -> None:
         """Waiting warps learn a barrier's clock; of an mbarrier also that the copies of its completed phases have landed."""
-        ctas, warps = self._each(unit, mask)
+        ctas, warps = self.each(unit, mask)
         if clock is not None:
             self.clock[ctas, warps] = np.maximum(self.clock[ctas, warps], clock[ctas])
         if barrier is not None:
@@ -298,7 +338,7 @@ class Detector:
 
     def waited(self, unit: Unit, mask: Mask, landed: Array, *, bulk: bool = False) -> None:
         """Threads know that their commit groups, or bulk groups, before `landed` are done."""
-        ctas, warps = self._each(unit, mask)
+        ctas, warps = self.each(unit, mask)
         most = np.broadcast_to(landed, unit.shape).max(axis=2)[ctas, warps - unit.first]
         agents = self.base[ctas] + warps + (2 if bulk else 1) * self.warps
         self.clock[ctas, warps, SEEN, agents] = np.maximum(self.clock[ctas, warps, SEEN, agents], most)
@@ -320,7 +360,7 @@ class Detector:
         return held
 
     def fence(self, unit: Unit, mask: Mask, *, barriers_only: bool) -> None:
-        ctas, warps = self._each(unit, mask)
+        ctas, warps = self.each(unit, mask)
         for init in self.inits.values():
             init["fenced"][ctas] |= init["warp"][ctas] == warps
         if not barriers_only:
@@ -338,7 +378,7 @@ class Detector:
         return self.numbers[barrier.address]
 
     def initialised(self, unit: Unit, mask: Mask, barrier: Any, pc: int) -> None:
-        ctas, warps = self._each(unit, mask)
+        ctas, warps = self.each(unit, mask)
         init = self.inits.setdefault(
             barrier.address,
             {"warp": np.zeros(self.ctas, int), "clock": np.zeros(self.ctas, int), "fenced": np.zeros(self.ctas, bool)},
@@ -348,7 +388,7 @@ class Detector:
 
     def uses(self, unit: Unit, mask: Mask, barrier: Any, pc: int, *, owners: Array | None = None) -> None:
         """Threads arrive at an mbarrier or wait for it. `owners`: for each CTA whose it is, where it is not its own."""
-        ctas, warps = self._each(unit, mask)
+        ctas, warps = self.each(unit, mask)
         self._uses(ctas, warps, barrier, pc, ctas if owners is None else owners[ctas], bulk=False)
 
     def bulk_uses(self, issue: Any, barrier: Any, pc: int, owners: Array) -> None:

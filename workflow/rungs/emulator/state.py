@@ -170,6 +170,13 @@ class Batch:
         """For each CTA the one of that rank in its cluster."""
         return np.arange(self.ctas) - self.ranks + rank
 
+    def check_alive(self, ctas: Array, ins: Instruction) -> None:
+        """Raises EmulationError where one of these CTAs has ended, and its shared memory with it."""
+        if (self.alive_warps()[ctas] == 0).any():
+            raise ins.error(
+                "reaches into the shared memory of a CTA that has ended, where a barrier.cluster was expected before the end"
+            )
+
     def wake(self, *, force: bool = False) -> bool:
         """Let threads go on that wait for global memory to change, once it has; by `force` once all the same. Whether any do."""
         freed = False

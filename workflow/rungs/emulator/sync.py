@@ -10,11 +10,10 @@ import numpy as np
 
 from rungs.emulator.alu import pure
 from rungs.emulator.loads import addresses_of, land_part, nothing, whole_warps
+from rungs.emulator.memory import REMOTE_BITS
 from rungs.emulator.parser import Address, Immediate, Instruction, Operand
 from rungs.emulator.state import DTYPES, EXIT, LANES, Array, Batch, Decoder, Mask, Step, Unit, items, uniform
 
-REMOTE_BITS = 24
-"""An address of mapa is the rank plus one above these bits of the address in the CTA."""
 TX_LIMIT = (1 << 20) - 1
 """The most bytes that an mbarrier can be expecting (PTX ISA, "tx-count")."""
 
@@ -174,6 +173,7 @@ def _cluster_barrier(decoder: Decoder, ins: Instruction, kind: str) -> Step:
                 )
             barrier.arrivals = barrier.arrivals + here
             if batch.race:
+                batch.race.meets(unit, mask)
                 barrier.clock = batch.race.release(unit, mask, barrier.clock, relaxed=relaxed)
             barrier.settle(batch)
             return None
@@ -184,6 +184,7 @@ def _cluster_barrier(decoder: Decoder, ins: Instruction, kind: str) -> Step:
         barrier.waits = np.where(here, barrier.arrivals, barrier.waits)
         if batch.race:
             batch.race.acquire(unit, mask, barrier.done_clock)
+            batch.race.met(unit, mask)
         return None
 
     return step
@@ -327,16 +328,8 @@ def each_mbarrier_of_cluster(
             raise ins.error(
                 f"uses byte {address - 1024} of shared memory of another CTA, where an initialised mbarrier was expected"
             )
-        alive_ctas(batch, owners[users], ins)
+        batch.check_alive(owners[users], ins)
         yield there, part, owners
-
-
-def alive_ctas(batch: Batch, ctas: Array, ins: Instruction) -> None:
-    """Raises EmulationError where one of these CTAs has ended, and its shared memory with it."""
-    if (batch.alive_warps()[ctas] == 0).any():
-        raise ins.error(
-            "reaches into the shared memory of a CTA that has ended, where a barrier.cluster was expected before the end"
-        )
 
 
 def _map_address(decoder: Decoder, ins: Instruction) -> Step:
@@ -480,7 +473,7 @@ def _arrive(decoder: Decoder, ins: Instruction) -> Step:
             if arrives:
                 if batch.race:
                     if owners is not None:
-                        batch.race.reaches(unit, part, owners, pc)
+                        batch.race.reaches(*batch.race.each(unit, part), owners, pc)
                     barrier.clock = batch.race.release(unit, part, barrier.clock, owners)
                 arrive(barrier, batch, threads if expects else amount, ins)
             else:

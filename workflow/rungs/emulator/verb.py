@@ -27,6 +27,7 @@ KINDS = {
     "stsm": "STSM (stmatrix)",
     "lds": "LDS (ld.shared)",
     "ldsm": "LDSM (ldmatrix)",
+    "ld_cluster": "LD (ld.shared::cluster)",
     "hmma": "HMMA (mma.sync)",
     "hgmma": "HGMMA (wgmma)",
     "barrier": "BAR (bar.sync)",

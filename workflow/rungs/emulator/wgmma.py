@@ -262,7 +262,7 @@ class Warpgroups:
         return landed
 
     def _multiply(self, product: Product, part: Array) -> None:
-        """D = A * B (+ D) of the warpgroups in `part`. Those of a CTA that have the same B go through one product."""
+        """D = A * B (+ D) of the warpgroups in `part`. Those of a CTA that have the same B share it."""
         form, flat = product.form, self.batch.shared.flat(CHUNK)
         ctas, groups = np.nonzero(part)
         b_at = product.b[ctas, groups]
@@ -278,7 +278,8 @@ class Warpgroups:
             a = a.swapaxes(-1, -2) if form.transposed[0] else a
         b = self._values(np.take(flat, b_at[first], axis=0), form.type)
         b = b if form.transposed[1] else b.swapaxes(-1, -2)
-        result = np.matmul(a.reshape(len(first), together * ROWS, DEPTH), b).reshape(-1, ROWS, form.n)
+        # 64 rows at a time: a larger product would wake BLAS's threads, for whom it is too small.
+        result = np.matmul(a.reshape(len(first), together, ROWS, DEPTH), b[:, None]).reshape(-1, ROWS, form.n)
         if form.sign < 0:
             np.negative(result, out=result)
         known, keeps = self.held[form.d], product.keeps[ctas, groups]
