@@ -1,11 +1,8 @@
-"""Binaries that several test files look at: each is built once per process, in a folder that goes with it."""
+"""Binaries that several test files look at: each is built once, whichever process asks first, in a folder that goes with the run."""
 
 from __future__ import annotations
 
-import atexit
 import functools
-import shutil
-import tempfile
 import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -14,14 +11,13 @@ from typing import Any
 
 import pandas as pd
 
+import shared
 from rungs.build import Toolchain, build, find_toolchain
 from rungs.files import read_json
 from rungs.inspect import inspect
 from rungs.variants import Variant, architectures, load_experiment
 
 GEMM = load_experiment("gemm")
-FOLDER = Path(tempfile.mkdtemp(prefix="rungs-binaries-"))
-atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 def ladder_variants() -> list[Variant]:
@@ -38,10 +34,12 @@ def toolchain() -> Toolchain:
 @functools.cache
 def built(name: str, arch: str) -> Path:
     """Path of the build manifest; the build's wall time is in `seconds` beside it."""
-    manifest = FOLDER / arch / name / f"{name}.json"
-    start = time.perf_counter()
-    build(name, arch, manifest, toolchain())
-    manifest.with_name("seconds").write_text(str(time.perf_counter() - start))
+    manifest = shared.folder() / "binaries" / arch / name / f"{name}.json"
+    with shared.alone(f"{arch}-{name}"):
+        if not manifest.exists():
+            start = time.perf_counter()
+            build(name, arch, manifest, toolchain())
+            manifest.with_name("seconds").write_text(str(time.perf_counter() - start))
     return manifest
 
 

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import tempfile
+
 import pytest
 
-from pipeline import Checkout
+import shared
+from pipeline import Checkout, Result
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # not in a worker of pytest-xdist, which inherits the variable
+        os.environ[shared.NAME] = tempfile.mkdtemp(prefix="rungs-tests-")
+
+
+def pytest_unconfigure(config):
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(shared.NAME), ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
-def complete_run(tmp_path_factory):
+def complete_run():
     """(checkout, result) of `snakemake --cores 2 all`; not to be changed."""
-    checkout = Checkout.create(tmp_path_factory.mktemp("complete") / "run")
-    return checkout, checkout.snakemake("--cores", "2", "all")
+    folder = shared.folder() / "complete"
+    with shared.alone("complete"):
+        done = folder / "result.json"
+        if not done.exists():
+            result = Checkout.create(folder / "run").snakemake("--cores", "2", "all")
+            done.write_text(json.dumps({"code": result.code, "text": result.text}))
+    return Checkout(folder / "run"), Result(**json.loads(done.read_text()))
 
 
 @pytest.fixture

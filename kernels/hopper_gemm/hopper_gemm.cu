@@ -17,9 +17,11 @@ constexpr int STAGES = VARIANT_STAGES;
 constexpr bool PRODUCER = VARIANT_PRODUCER, PERSISTENT = VARIANT_PERSISTENT, PINGPONG = VARIANT_PINGPONG;
 constexpr bool STAGED_C = VARIANT_C_SLOTS > 0, DEPENDENT = VARIANT_DEPENDENT, K_BY_N = VARIANT_B_LAYOUT == 0;
 constexpr int C_SLOTS = STAGED_C ? VARIANT_C_SLOTS : 1;  // of 64 x 64 elements, for each warpgroup that multiplies
-constexpr unsigned CLUSTER_M = VARIANT_CLUSTER == 2 ? 2 : 1, CLUSTER_N = VARIANT_CLUSTER == 3 ? 2 : 1;
-constexpr unsigned SPLIT = VARIANT_SPLIT_K;   // CTAs of a cluster that share the K of one tile
+constexpr unsigned CLUSTER_M = CLUSTER_TILES_M, CLUSTER_N = CLUSTER_TILES_N;  // tiles of a cluster
+constexpr unsigned SPLIT = VARIANT_SPLIT_K;  // CTAs of a cluster that share the K of one tile
 constexpr unsigned CLUSTER = CLUSTER_M * CLUSTER_N * SPLIT;
+constexpr bool MULTICAST = CLUSTER_M * CLUSTER_N > 1;
+constexpr unsigned SHARERS = CLUSTER_M + CLUSTER_N - 1;  // CTAs of a cluster that load into this one, itself among them
 constexpr Order ORDER = Order(VARIANT_ORDER);
 
 constexpr int ROWS = PINGPONG ? BM : BM / MULTIPLIERS;  // of C that a warpgroup multiplies
@@ -31,10 +33,10 @@ constexpr int PARTIAL_PITCH = BN + 8;  // floats: eight rows of a fragment then 
 static_assert(BK == 64, "a row of a K-major tile is the 128 bytes of one swizzled row");
 static_assert(ROWS % 64 == 0 && ROWS >= 64, "wgmma multiplies 64 rows at a time");
 static_assert(PINGPONG ? MULTIPLIERS == 2 : true, "two warpgroups take turns");
-static_assert(PRODUCER || (!PERSISTENT && !PINGPONG && CLUSTER_M * CLUSTER_N == 1),
+static_assert(PRODUCER || (!PERSISTENT && !PINGPONG && !MULTICAST),
               "only a producer runs ahead: into the next tile, for the other warpgroup, and for the other CTA");
 static_assert(PERSISTENT || !PINGPONG, "warpgroups that take turns have more than one tile");
-static_assert(SPLIT == 1 || (CLUSTER_M * CLUSTER_N == 1 && !PERSISTENT && !STAGED_C),
+static_assert(SPLIT == 1 || (!MULTICAST && !PERSISTENT && !STAGED_C),
               "a split tile has the cluster to itself, and its sums go to C from where they were summed");
 static_assert(BM / CLUSTER_N % 8 == 0 && BN / CLUSTER_M % (K_BY_N ? 64 : 8) == 0,
               "each CTA of a cluster loads whole swizzle patterns");
@@ -78,6 +80,7 @@ struct HopperGemm {
   const unsigned lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   const unsigned group = warp / GROUP_WARPS;  // the last one loads, where there is a producer
   const unsigned rank = CLUSTER > 1 ? ptx::cluster_ctarank() : 0;
+  const unsigned rank_m = MULTICAST ? rank % CLUSTER_M : 0, rank_n = MULTICAST ? rank / CLUSTER_M : 0;
   const unsigned rows = (m + BM * CLUSTER_M - 1) / (BM * CLUSTER_M), columns = (n + BN * CLUSTER_N - 1) / (BN * CLUSTER_N);
   const unsigned first_tile = blockIdx.x / CLUSTER, tile_step = gridDim.x / CLUSTER;
   unsigned m0 = 0, n0 = 0;             // of the tile in C
@@ -95,7 +98,7 @@ struct HopperGemm {
         ptx::mbarrier_init(ptx::shared_address(&shared.full[s]), 1);
         if constexpr (PRODUCER)
           ptx::mbarrier_init(ptx::shared_address(&shared.empty[s]),
-                             (PINGPONG ? 1 : MULTIPLIERS) * GROUP_WARPS * CLUSTER_M * CLUSTER_N);
+                             (PINGPONG ? 1 : MULTIPLIERS) * GROUP_WARPS * SHARERS);
       }
       ptx::fence_mbarrier_init();
     }
@@ -118,8 +121,8 @@ struct HopperGemm {
       if constexpr (PRODUCER && MULTIPLIERS > 1) ptx::setmaxnreg_inc<MULTIPLIERS == 2 ? 240 : 160>();
       multiply_and_store();
     }
-    // This CTA's shared memory may still be read, and the barriers in it arrived at, by the others.
-    if constexpr (CLUSTER > 1) meet_cluster();
+    // The others may still read this CTA's sums.
+    if constexpr (SPLIT > 1) meet_cluster();
   }
 
   // Every thread of the cluster.
@@ -140,37 +143,39 @@ struct HopperGemm {
     }
   }
 
-  // The CTAs of a cluster take neighbouring tiles, one below or beside the other.
+  // The CTAs of a cluster take neighbouring tiles, below and beside each other.
   __device__ __forceinline__ void place(unsigned tile) {
     const TilePlace placed = place_tile<ORDER>(tile, rows, columns);
-    m0 = (placed.row * CLUSTER_M + (CLUSTER_M > 1 ? rank : 0)) * BM;
-    n0 = (placed.column * CLUSTER_N + (CLUSTER_N > 1 ? rank : 0)) * BN;
+    m0 = (placed.row * CLUSTER_M + rank_m) * BM;
+    n0 = (placed.column * CLUSTER_N + rank_n) * BN;
   }
 
   // ---- loads -----------------------------------------------------------------------------------------------------------
 
-  // K tile t. Of what the CTAs of a cluster share, each loads a slice into all of them.
+  // K tile t. CTAs beside each other share their rows of A, those below each other their columns of B: each loads a slice of it
+  // into all that share it.
   __device__ __forceinline__ void load(unsigned stage, unsigned t) {
-    constexpr ptx::u16 EVERY_CTA = (1 << CLUSTER_M * CLUSTER_N) - 1;
+    constexpr unsigned EVERY_M = (1 << CLUSTER_M) - 1, EVERY_N = ((1 << CLUSTER) - 1) / EVERY_M;  // a bit in CLUSTER_M
+    const ptx::u16 a_sharers = EVERY_N << rank_m, b_sharers = EVERY_M << rank_n * CLUSTER_M;
     constexpr unsigned A_ROWS = BM / CLUSTER_N, B_ROWS = BN / CLUSTER_M;  // of a slice
     const unsigned full = ptx::shared_address(&shared.full[stage]), kk = (first_k + t) * BK;
     const unsigned to_a = ptx::shared_address(shared.stage[stage].a), to_b = ptx::shared_address(shared.stage[stage].b);
     ptx::mbarrier_arrive_expect_tx(full, A_BYTES + B_BYTES);
     if constexpr (CLUSTER_N > 1)
-      ptx::cp_async_bulk_tensor_2d_multicast(to_a + rank * A_ROWS * BK * 2, &a, kk, m0 + rank * A_ROWS, full, EVERY_CTA);
+      ptx::cp_async_bulk_tensor_2d_multicast(to_a + rank_n * A_ROWS * BK * 2, &a, kk, m0 + rank_n * A_ROWS, full, a_sharers);
     else
       ptx::cp_async_bulk_tensor_2d(to_a, &a, kk, m0, full);
-    const unsigned slice = CLUSTER_M > 1 ? rank : 0, to = to_b + slice * B_ROWS * BK * 2, nn = n0 + slice * B_ROWS;
+    const unsigned to = to_b + rank_m * B_ROWS * BK * 2, nn = n0 + rank_m * B_ROWS;
     if constexpr (!K_BY_N) {
       if constexpr (CLUSTER_M > 1)
-        ptx::cp_async_bulk_tensor_2d_multicast(to, &b, kk, nn, full, EVERY_CTA);
+        ptx::cp_async_bulk_tensor_2d_multicast(to, &b, kk, nn, full, b_sharers);
       else
         ptx::cp_async_bulk_tensor_2d(to, &b, kk, nn, full);
     } else {  // 64 columns of N are a row of 128 bytes
 #pragma unroll
       for (unsigned chunk = 0; chunk < B_ROWS / 64; ++chunk)
         if constexpr (CLUSTER_M > 1)
-          ptx::cp_async_bulk_tensor_2d_multicast(to + chunk * 64 * BK * 2, &b, nn + 64 * chunk, kk, full, EVERY_CTA);
+          ptx::cp_async_bulk_tensor_2d_multicast(to + chunk * 64 * BK * 2, &b, nn + 64 * chunk, kk, full, b_sharers);
         else
           ptx::cp_async_bulk_tensor_2d(to + chunk * 64 * BK * 2, &b, nn + 64 * chunk, kk, full);
     }
@@ -188,6 +193,14 @@ struct HopperGemm {
         at.advance();
       }
       if constexpr (!PERSISTENT) break;
+    }
+    // The warps of other CTAs arrive here when they have read what this one loaded into them: until then this CTA must not end.
+    if constexpr (MULTICAST) {
+#pragma unroll 1
+      for (unsigned s = 0; s < STAGES; ++s) {
+        wait(shared.empty[at.stage], at.parity ^ 1);
+        at.advance();
+      }
     }
   }
 
@@ -288,11 +301,12 @@ struct HopperGemm {
     }
   }
 
-  // This warp has read the stage. The producers of the whole cluster load into it: one lane tells each of them.
+  // This warp has read the stage. One lane tells each producer that loads into it: those below and above, then those beside.
   __device__ __forceinline__ void release(unsigned stage) {
     const unsigned empty = ptx::shared_address(&shared.empty[stage]);
-    if constexpr (CLUSTER_M * CLUSTER_N > 1) {
-      if (lane < CLUSTER_M * CLUSTER_N) ptx::mbarrier_arrive_cluster(ptx::mapa(empty, lane), 1);
+    if constexpr (MULTICAST) {
+      const unsigned below = rank_n * CLUSTER_M + lane, beside = (rank_n + 1 + lane - CLUSTER_M) % CLUSTER_N * CLUSTER_M + rank_m;
+      if (lane < SHARERS) ptx::mbarrier_arrive_cluster(ptx::mapa(empty, lane < CLUSTER_M ? below : beside), 1);
     } else {
       if (lane == 0) ptx::mbarrier_arrive(empty, 1);
     }

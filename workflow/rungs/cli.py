@@ -232,6 +232,10 @@ def _parser() -> argparse.ArgumentParser:
         "results", type=Path, nargs="?", help="a results set; by default this machine's, else the first recorded one"
     )
 
+    p = verb("export", _export, "write a wgmma variant as one .cu with its launcher, a header and an example")
+    p.add_argument("--variant", required=True, help="a variant's name or a rung (H10)")
+    p.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder of the three files")
+
     p = verb("trace", _trace, "show where a table's number comes from, and verify each hash on the way")
     p.add_argument(
         "cell", help="<table>:<rung or step>[:MxNxK], for example README.md:B3 or README.md:B2>B3:4096x4096x4096"
@@ -599,6 +603,13 @@ def _advise(a: argparse.Namespace) -> None:
             )
         results = known[0]
     advise.run(results, provenance.stale(results, list(advise.EXPERIMENTS)))
+
+
+def _export(a: argparse.Namespace) -> None:
+    from rungs import export
+
+    paths = export.run(a.variant, a.to)
+    print(f"Wrote {', '.join(map(str, paths))}. There: {export.compile_line(paths[0].stem)}")
 
 
 def _trace(a: argparse.Namespace) -> int:

@@ -174,7 +174,7 @@ class Session:
         """What launches the arm on these buffers."""
         b = buffers.b_nk if plans.b_is_n_by_k(arm.experiment, arm.variant) else buffers.b_kn
         addresses = {"a": buffers.a.data_ptr(), "b": b.data_ptr(), "c": buffers.c.data_ptr()}
-        plan = plans.plan(arm.experiment, arm.variant, arm.device, problem, addresses, self.sms)
+        plan = launcher.plan_on(arm.function, arm.experiment, arm.variant, arm.device, problem, addresses, self.sms)
         launch = launcher.prepare(arm.function, plan, arm.variant.name)
         return lambda: launch(self.stream.cuda_stream)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import statistics
 import time
@@ -100,6 +101,20 @@ def prepare(function: Any, plan: plans.Plan, name: str) -> Callable[[int], None]
     pointers = (ctypes.c_void_p * len(values))(
         *(v.getPtr() if hasattr(v, "getPtr") else ctypes.addressof(v) for v in values)
     )
+    config = launch_config(plan)
+    address = ctypes.addressof(pointers)
+
+    def launch(stream: int, _held: tuple[Any, ...] = (values, pointers)) -> None:
+        config.hStream = stream
+        check(driver.cuLaunchKernelEx(config, function, address, 0), f"Launching {name}")
+
+    for copy in copies:
+        weakref.finalize(launch, _free, copy).atexit = False  # the context goes with the process
+    return launch
+
+
+def launch_config(plan: plans.Plan) -> Any:
+    """The driver's form of a plan's grid, block, cluster and shared memory."""
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = plan.grid
     config.blockDimX, config.blockDimY, config.blockDimZ = plan.block
@@ -118,15 +133,35 @@ def prepare(function: Any, plan: plans.Plan, name: str) -> Callable[[int], None]
     config.numAttrs = len(attributes)
     if attributes:
         config.attrs = attributes
-    address = ctypes.addressof(pointers)
+    return config
 
-    def launch(stream: int, _held: tuple[Any, ...] = (values, pointers)) -> None:
-        config.hStream = stream
-        check(driver.cuLaunchKernelEx(config, function, address, 0), f"Launching {name}")
 
-    for copy in copies:
-        weakref.finalize(launch, _free, copy).atexit = False  # the context goes with the process
-    return launch
+def sms_at_once(function: Any, plan: plans.Plan, sms: int, name: str) -> int:
+    """How many of the GPU's SMs clusters of this launch can hold at once: not all, where an SM of a GPC is left over."""
+    cluster = math.prod(plan.cluster)
+    if cluster == 1:
+        return sms
+    config = launch_config(plan)
+    clusters = int(check(driver.cuOccupancyMaxActiveClusters(function, config), f"Counting the clusters of {name}"))
+    return min(sms, clusters * cluster)
+
+
+def plan_on(
+    function: Any,
+    experiment: Experiment,
+    variant: Variant,
+    device: Device,
+    point: tuple[int, ...],
+    addresses: Mapping[str, int],
+    sms: int,
+) -> plans.Plan:
+    """The launch at a point on a GPU of so many SMs: a grid of one CTA for each has no cluster more than can run at once."""
+    of = (experiment, variant, device, point, addresses)
+    plan = plans.launch_of(*of, sms)
+    if experiment.workload != GEMM:  # what a workload moves and its right results depend on the number it was given
+        return plan
+    at_once = sms_at_once(function, plan, sms, variant.name)
+    return plan if at_once == sms else plans.launch_of(*of, at_once)
 
 
 def _free(address: int) -> None:
@@ -303,7 +338,7 @@ def run(
     else:
         pinned = workloads.of(experiment).ctas_per_sm(*of)
     allow_shared_memory(function, experiment, variant, device, plan.smem_bytes, x * y * z, pinned, instrumented)
-    launch = prepare(function, plan, variant.name)
+    launch = prepare(function, plan_on(function, *of, addresses, sms), variant.name)
     for _ in range(launches):
         if compare:  # poisoned again
             for name, array in values.items():

@@ -36,11 +36,15 @@ def ladders(names: Sequence[str], folder: Path = FOLDER) -> list[PublishedLadder
     frame = schemas.read_csv("published", path)
     frame = frame.assign(name=frame["project"] + " " + frame["gpu"])
     whole = sorted(set(frame[frame["rung"] == LIBRARY]["name"]))
+    given = {ladder.name: ladder for ladder in ladders_with_shares(folder)}
     found = []
     for name in names:
+        if name in given:
+            found.append(given[name])
+            continue
         if name not in whole:
             raise RungsError(
-                f"{path} has no published ladder {name!r} with a row {LIBRARY}: name one of {', '.join(whole)}."
+                f"{path} has no published ladder {name!r} with a row {LIBRARY}: name one of {', '.join([*whole, *given])}."
             )
         rows = frame[frame["name"] == name]
         library = rows[rows["rung"] == LIBRARY].iloc[0]
@@ -49,6 +53,17 @@ def ladders(names: Sequence[str], folder: Path = FOLDER) -> list[PublishedLadder
             rung: 100 * tflops / library["tflops"] for rung, tflops in zip(rows["rung"], rows["tflops"], strict=True)
         }
         found.append(PublishedLadder(name, int(library["size"]), shares))
+    return found
+
+
+def ladders_with_shares(folder: Path = FOLDER) -> list[PublishedLadder]:
+    """The published ladders whose authors give the share of cuBLAS themselves, two rungs or more at one size."""
+    frame = schemas.read_csv("shares", folder / "hopper_ladders.csv")
+    found = []
+    for (project, gpu, size), rows in frame.dropna(subset="percent_of_cublas").groupby(["project", "gpu", "size"]):
+        if len(rows) > 1:
+            shares = dict(zip(rows["rung"], rows["percent_of_cublas"].astype(float), strict=True))
+            found.append(PublishedLadder(f"{project} {gpu}", int(size), shares))
     return found
 
 

@@ -19,7 +19,7 @@ from rungs.errors import RungsError
 from rungs.files import ROOT, content, read_json, whole
 
 SCHEMAS = ROOT / "workflow" / "schemas"
-GIVEN = ("peers", "published", "intensity", "tma_throughput", "hopper_latencies")
+GIVEN = ("peers", "published", "shares", "intensity", "tma_throughput", "hopper_latencies")
 """Kinds of CSV that no run makes."""
 MANIFESTS = ("build", "sweep", "profile", "emulate", "sanitize", "mutations")
 """Kinds of manifest; that of a floor job is a sweep's."""

@@ -89,6 +89,8 @@ def render_experiment(results: Path, experiment: str | Experiment, stale: Mappin
         from rungs import pages
 
         return pages.render(source)
+    from rungs import budget
+
     parts = [f"# {source.experiment.name} on {source.facts.gpu}", source.experiment.question]
     for ladder in measured_ladders(source.experiment, source.data["shapes"]):
         figures = f"../figures/{source.experiment.name}"
@@ -99,9 +101,12 @@ def render_experiment(results: Path, experiment: str | Experiment, stale: Mappin
             figure_links(source, ladder, figures),
         ]
         parts += [f"### What changed in the binaries of ladder {ladder.name}", evidence_table(source, ladder)]
+        parts += [f"### What each rung of ladder {ladder.name} takes", budget.budget_table(source, ladder)]
         parts += [f"### Counters of ladder {ladder.name}", counter_tables(source, ladder)]
         if costs := cost_tables(source, ladder):
             parts += [f"### What reads cost on ladder {ladder.name}", costs]
+    if bridge := budget.bridge_table(source):
+        parts += [f"## From {source.experiment.bridge['experiment']} to here", bridge]  # type: ignore[index]
     parts += ["## Floor", floor_table(source)]
     if gaps := gap_table(source):
         parts += ["## Not measured", gaps]
@@ -153,23 +158,28 @@ def readme_blocks(
 ) -> dict[str, str]:
     """Block name -> Markdown, for `apply_blocks`. Links are relative to the checkout.
 
-    Per ladder `<experiment>:<kind>:<ladder>`, kind one of answer, ladder, steps, evidence, ncu, cost, figures, waterfall;
-    `<experiment>:floor`.
+    Per ladder `<experiment>:<kind>:<ladder>`, kind one of answer, ladder, steps, evidence, takes, ncu, cost, figures,
+    waterfall; `<experiment>:floor` and, where it has one, `<experiment>:bridge`.
     """
     source = read_source(results, experiment, stale)
     if source.experiment.workload != GEMM:
         from rungs import pages
 
         return pages.blocks(source)
+    from rungs import budget
+
     name = source.experiment.name
     figures = figures_of(source)
     blocks = {f"{name}:floor": floor_table(source)}
+    if bridge := budget.bridge_table(source):
+        blocks[f"{name}:bridge"] = bridge
     for ladder in measured_ladders(source.experiment, source.data["shapes"]):
         blocks |= {
             f"{name}:answer:{ladder.name}": answer(source, ladder),
             f"{name}:ladder:{ladder.name}": ladder_tables(source, ladder),
             f"{name}:steps:{ladder.name}": step_tables(source, ladder),
             f"{name}:evidence:{ladder.name}": evidence_table(source, ladder),
+            f"{name}:takes:{ladder.name}": budget.budget_table(source, ladder),
             f"{name}:ncu:{ladder.name}": counter_tables(source, ladder),
             f"{name}:cost:{ladder.name}": cost_tables(source, ladder)
             or f"No rung of ladder {ladder.name} has counters of its reads.",

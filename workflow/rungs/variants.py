@@ -24,11 +24,12 @@ PLANNED = {
     ),
     WGMMA: (
         *("TILE_M", "TILE_N", "TILE_K", "WARPGROUPS", "VARIANT_B_LAYOUT", "VARIANT_STAGES", "VARIANT_PRODUCER"),
-        *("VARIANT_PERSISTENT", "VARIANT_CLUSTER", "VARIANT_C_SLOTS", "VARIANT_SPLIT_K", "VARIANT_DEPENDENT"),
+        *("VARIANT_PERSISTENT", "CLUSTER_TILES_M", "CLUSTER_TILES_N", "VARIANT_C_SLOTS", "VARIANT_SPLIT_K"),
+        "VARIANT_DEPENDENT",
     ),
 }
 """What a GEMM multiplies with -> macros that the plan of its launch reads too."""
-POSITIVE = re.compile(r"(TILE|WARP|RASTER)_|WARPGROUPS|VARIANT_SPLIT_K")
+POSITIVE = re.compile(r"(TILE|WARP|RASTER)_|WARPGROUPS|CLUSTER_TILES|VARIANT_SPLIT_K")
 """Macros that are sizes or counts: a kernel or its plan divides by them."""
 NO_AXIS = ("only", "experiment", "rung", "m", "n", "k")
 """Names that are no axis's, beside the columns of the CSVs in which axes are columns: a word of a sweep's own is one."""
@@ -172,6 +173,7 @@ class Experiment:
     floor_variant: Variant
     quick: Mapping[str, Any]
     factorial: Mapping[str, Any] | None = None
+    bridge: Mapping[str, str] | None = None
     architectures: tuple[str, ...] = ()
     workload: str = GEMM
     multiplies: str = "mma.sync"
@@ -430,6 +432,7 @@ def parse_experiment(raw: Mapping) -> Experiment:
         floor_variant=Variant(raw["name"], "", ()),
         quick=raw["quick"],
         factorial=raw.get("factorial"),
+        bridge=raw.get("bridge"),
         architectures=tuple(raw.get("architectures", ())),
         workload=raw.get("workload", GEMM),
         multiplies=raw.get("multiplies", "mma.sync"),
@@ -445,6 +448,7 @@ def parse_experiment(raw: Mapping) -> Experiment:
             f"Experiment {bare.name}: floor_rung {raw['floor_rung']!r} is on no ladder: name one of the rungs."
         )
     _check_pattern(complete)
+    _check_bridge(complete)
     if other:
         _check_takes_part(complete)
     for name in (complete.factorial or {}).get("profile_more", {}).get("variants", ()):
@@ -476,6 +480,24 @@ def _check_takes_part(experiment: Experiment) -> None:
                     f"Experiment {experiment.name}: no rung takes part in sweep {number} of {word}, whose `only` no rung's levels"
                     " match: change it or take the sweep out."
                 )
+
+
+def _check_bridge(experiment: Experiment) -> None:
+    """Its two ends are there; the other experiment's rung is looked at by whoever reads that experiment too."""
+    if not experiment.bridge:
+        return
+    where, to, other = (
+        f"Experiment {experiment.name}: its bridge",
+        experiment.bridge["to"],
+        experiment.bridge["experiment"],
+    )
+    rungs = [rung for ladder in experiment.ladders.values() for rung in ladder.rungs]
+    if to not in rungs:
+        raise RungsError(f"{where} leads to {to!r}, which is none of its rungs: name one of {', '.join(rungs)}.")
+    if other not in experiment_names():
+        raise RungsError(
+            f"{where} comes from {other!r}, which is no experiment: choose one of {', '.join(experiment_names())}."
+        )
 
 
 def _check_pattern(experiment: Experiment) -> None:

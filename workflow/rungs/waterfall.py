@@ -24,8 +24,6 @@ PUBLISHED = "////"
 """Hatch of bars that were not measured here."""
 WIDEST = 15.0
 """Inches: as many panels stand side by side as fit, at most three."""
-INSTRUCTION = "mma.sync"
-"""Of the kernels here: only peers that multiply with it are comparable."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def plot_waterfall(
             axes = figure.add_subplot(grid[i // across, i % across])
             here = bars_of(experiment, ladder, shapes, steps, (*size, k), stale)
             _draw_bars(axes, here, facts.control)
-            _draw_peers(axes, published.best_peers(facts.gpu, (*size, k), INSTRUCTION), len(here))
+            _draw_peers(axes, published.best_peers(facts.gpu, (*size, k), experiment.multiplies), len(here))
             _finish(axes, f"M = N = {plots.label_of(size)}, K = {k}", len(here) + 1.2, top, i % across == 0)
         for i, other in enumerate(others, start=len(depths)):
             axes = figure.add_subplot(grid[i // across, i % across])
@@ -89,7 +87,7 @@ def plot_waterfall(
             )
         title = f"{experiment.name}, ladder {ladder.name}: from {ladder.path[0]} to {ladder.path[-1]} on {facts.gpu}"
         figure.text(0.2 / width, 1 - 0.28 / height, title, fontsize=12, fontweight="bold", va="center")
-        _legend(figure, bool(others))
+        _legend(figure, experiment.multiplies, bool(others))
         note = "gains are paired in the job of each step's target, shares in the job of each rung"
         plots.footer(figure, facts, shapes, stale, note)
     return figure
@@ -197,11 +195,11 @@ def _finish(axes: Axes, title: str, right: float, top: float, first: bool) -> No
         axes.set_ylabel("share of the control, %")
 
 
-def _legend(figure: Figure, others: bool) -> None:
+def _legend(figure: Figure, instruction: str, others: bool) -> None:
     handles = [
         Patch(facecolor=UP, label="what the step adds"),
         Patch(facecolor=DOWN, label="what it takes away"),
-        Patch(facecolor=PEER, label=f"best {INSTRUCTION} kernel of a public project at this shape"),
+        Patch(facecolor=PEER, label=f"best {instruction} kernel of a public project at this shape"),
     ]
     if others:
         handles.append(

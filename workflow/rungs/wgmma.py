@@ -16,8 +16,6 @@ from rungs.variants import Device, Experiment, Variant
 GROUP_THREADS = 128
 C_SLOT = 64
 """Rows and columns of C that pass through shared memory at once."""
-CLUSTERS = {1: (1, 1), 2: (2, 1), 3: (1, 2)}
-"""Level of VARIANT_CLUSTER -> tiles of a cluster along M and along N."""
 PARTIAL_PAD = 8
 """Floats between two rows of a split tile's partial sums, beside the row."""
 SPAN = "128B"
@@ -25,7 +23,7 @@ SPAN = "128B"
 
 def cluster_of(values: Mapping[str, int]) -> tuple[int, int, int]:
     """CTAs of a cluster along M, along N and along K of a tile."""
-    return (*CLUSTERS[values["VARIANT_CLUSTER"]], values["VARIANT_SPLIT_K"])
+    return values["CLUSTER_TILES_M"], values["CLUSTER_TILES_N"], values["VARIANT_SPLIT_K"]
 
 
 def tiles(values: Mapping[str, int], problem: tuple[int, int, int]) -> int:
@@ -51,10 +49,10 @@ def smem_need(values: Mapping[str, int]) -> int:
 
 def check(experiment: Experiment, variant: Variant, problem: tuple[int, int, int]) -> None:
     """Raises Refused, naming the rule and the fix, for a shape that the kernel does not compute."""
-    m, n, k = problem
+    _, n, k = problem
     for axis, extent in zip("MNK", problem, strict=True):
         if extent < 1:
-            raise Refused(f"{axis}={extent} is not positive: choose an {axis} of 1 or more.")
+            raise Refused(f"{axis}={extent} is not positive: choose 1 or more.")
         if extent > plans.LARGEST_EXTENT:
             raise Refused(
                 f"{axis}={extent} is above the {plans.LARGEST_EXTENT} that 32-bit strides allow: choose a smaller {axis}."

@@ -182,15 +182,18 @@ class Issue:
         return Issue(self.unit, self.mask, self.ctas[which], self.warps[which])
 
 
-def _targets(issue: Issue, batch: Batch, members: int, ins: Instruction) -> tuple[Array, Array]:
-    """For each copy of a multicast the thread that issues it and the CTA that it goes to. `members`: a bit for each rank."""
-    ranks = [rank for rank in range(16) if members >> rank & 1]
-    if not ranks or ranks[-1] >= batch.cluster:
+def _targets(issue: Issue, batch: Batch, members: Array, ins: Instruction) -> tuple[Array, Array]:
+    """For each copy of a multicast the thread that issues it and the CTA that it goes to. `members`: of each thread that issues
+    one, a bit for each rank.
+    """
+    wrong = (members == 0) | (members >> batch.cluster != 0)
+    if wrong.any():
         raise ins.error(
-            f"is multicast to CTAs {members:#x} of the cluster, where some of its {batch.cluster} were expected"
+            f"is multicast to CTAs {int(members[wrong][0]):#x} of the cluster, where some of its {batch.cluster} were expected"
         )
-    copies = np.repeat(np.arange(len(issue.ctas)), len(ranks))
-    targets = np.stack([batch.peers(rank)[issue.ctas] for rank in ranks], axis=1).reshape(-1)
+    copies, ranks = np.nonzero(members[:, None] >> np.arange(batch.cluster) & 1)
+    peers = np.stack([batch.peers(rank) for rank in range(batch.cluster)], axis=1)
+    targets = peers[issue.ctas[copies], ranks]
     batch.check_alive(targets, ins)
     return copies, targets
 
@@ -271,7 +274,7 @@ def _load(decoder: Decoder, ins: Instruction, tensor: bool) -> Step:
                 mode, align = "none", CHUNK
             targets = issue.ctas
             if ctas_slot is not None:
-                copies, targets = _targets(issue, batch, uniform(unit, ctas_slot, part, ins), ins)
+                copies, targets = _targets(issue, batch, issue.read(unit.registers[ctas_slot]).astype(np.int64), ins)
                 issue, to, values = issue.take(copies), to[copies], values[copies]
                 if not barrier.valid[targets].all():
                     raise ins.error("completes on an mbarrier of another CTA, where it was expected to be initialised")
