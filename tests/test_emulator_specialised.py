@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from binaries import FOLDER, toolchain
+import shared
+from binaries import toolchain
 from rungs.emulator import launch
 from rungs.emulator.alu import round_to_bf16, widen_bf16
 from rungs.emulator.machine import SCHEDULES
@@ -28,12 +29,14 @@ SMEM = 4 * STAGE + 2 * 64 * 128 * 2 + 64
 
 @functools.cache
 def ptx() -> Path:
-    """The kernel's PTX, built once per process."""
-    path = FOLDER / "warp_specialised.ptx"
+    """The kernel's PTX, built once, whichever process asks first."""
+    path = shared.folder() / "warp_specialised.ptx"
     command = [toolchain().nvcc, "-ccbin", toolchain().host, "-std=c++17", "-arch=sm_90a", "-ptx", "-lineinfo"]
     command += [f"-I{TESTS.parent / 'kernels'}", f"{TESTS / 'data' / 'warp_specialised.cu'}", "-o", f"{path}"]
-    built = subprocess.run(command, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
+    with shared.alone("warp_specialised"):
+        if not path.exists():
+            built = subprocess.run(command, capture_output=True, text=True)
+            assert built.returncode == 0, built.stderr
     return path
 
 
