@@ -190,6 +190,11 @@ st.global.u32 [%rd0], %r42;
 @pytest.mark.parametrize("schedule", ["cta", "random"])
 def test_a_multicast_lands_in_every_cta_and_completes_there(delivery, schedule, tmp_path):
     body = INIT.format(count=1, together=TOGETHER) + MULTICAST.format(bytes=512, ctas=3) + WAIT + READ + TOGETHER
+    if schedule == "random":  # the hint comes after the CTAs
+        body = body.replace("multicast::cluster [", "multicast::cluster.L2::cache_hint [").replace(
+            "%h0;\n$", "%h0, %rd9;\n$"
+        )
+        body = "createpolicy.fractional.L2::evict_last.b64 %rd9, 1.0;\n" + body
     got, result = run(tmp_path, body, delivery=delivery, schedule=schedule, race=True)
     assert (got == DATA.reshape(-1)[:128:4]).all() and not result.findings
     assert (result.counts.total("tma_load"), result.counts.total("bytes_tma_load")) == (4, 4 * 256)

@@ -228,16 +228,19 @@ def test_every_width(n, transposed, tmp_path):
 def test_a_from_registers(tmp_path):
     """Words of A's rows g and g + 8, and then of the eight values further along K (PTX ISA, wgmma m64k16 A)."""
     _, b, image, left, right = operands(64)
-    bits, at = round_to_bf16(left), SMEM // 4  # halves: the upper half of B's part of the image is free
+    bits, start = round_to_bf16(left), 48 * 1024  # of the fragments, 16 bytes for each thread and step, after B
+    fragments = image[start // 2 : start // 2 + 8 * THREADS * K // 16].reshape(K // 16, THREADS, 4, 2)
     for thread in range(THREADS):
         row, column = thread // 32 * 16 + thread % 32 // 4, 2 * (thread % 4)
         for step in range(K // 16):
-            words = [bits[row + 8 * (i % 2), 16 * step + column + 8 * (i // 2) :][:2] for i in range(4)]
-            image[at + 8192 + (step * THREADS + thread) * 8 :][:8] = np.concatenate(words)
+            for i in range(4):
+                k = 16 * step + column + 8 * (i // 2)
+                fragments[step, thread, i] = bits[row + 8 * (i % 2), k : k + 2]
+    held = "{%r20, %r21, %r22, %r23}"
     body = "".join(
-        f"ld.global.v4.u32 {{{', '.join(f'%r{20 + i}' for i in range(4))}}}, [%rd2+{2 * at + 16384 + step * 16 * THREADS}];\n"
+        f"ld.global.v4.u32 {held}, [%rd2+{start + step * 16 * THREADS}];\n"
         + FENCE
-        + product("{%r20, %r21, %r22, %r23}", b, 64, step, keeps="%p2" if step else "%p1")
+        + product(held, b, 64, step, keeps="%p2" if step else "%p1")
         + END
         for step in range(K // 16)
     )

@@ -73,8 +73,9 @@ def run(
     """Execute `plan` on the kernel in `ptx`; results are in `memory`.
 
     `ctas` are positions in the grid, x first; all by default. `schedule` is one of machine.SCHEDULES: whole CTAs in lockstep, or
-    warp by warp in an order. `delivery` says when an asynchronous copy lands: `early` at its issue, `late` only when a wait needs
-    it. `race` looks for races in shared memory. `max_instructions` bounds the instructions of a batch.
+    warp by warp in an order (by warpgroups where there is a wgmma). `delivery` says when an asynchronous copy lands, and a wgmma
+    reads: `early` at its issue, `late` only when a wait needs it. `race` looks for races in shared memory. `max_instructions`
+    bounds the instructions of a batch.
 
     Raises EmulationError (one sentence with the PTX line and the source line) for what a kernel may not do, and Refused for a
     tensor map that the driver would not take.

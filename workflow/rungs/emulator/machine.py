@@ -2,7 +2,8 @@
 
 Where threads of a unit part, each side is a group with a mask, and the group that stands earliest in the code runs until it
 reaches another's position, where they join. Warps that loop on their own get registers of their own: a producer warp and
-its consumers then both run without masks. A schedule says which unit runs next and for how long.
+its consumers then both run without masks. A schedule says which unit runs next and for how long. The warps of a warpgroup
+stay in one unit as long as they may come to a wgmma, which they execute together.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ GROUPS = {
 """The kernels that are mutated, by how they load."""
 SYNC, CP_ASYNC, TMA, TUNED, WGMMA = GROUPS.values()
 ALL = (*SYNC, *CP_ASYNC, *TMA, *TUNED, *WGMMA)
-SHAPES = {"gemm": (128, 128, 160), "gemm_tuned": (128, 256, 576)}
-"""(M, N, K) by experiment, for one CTA: five and nine tiles along K, so that every ring comes round."""
+SHAPES = {"gemm": (128, 128, 160), "gemm_tuned": (128, 256, 576), "hopper_gemm": (256, 256, 384)}
+"""(M, N, K) by experiment, for one CTA or cluster: five to nine tiles along K, so that every ring comes round."""
 SMS = 1
 KINDS = ("order", "copy order", "start", "deadlock", "layout", "alignment")
 """What a mistake breaks: the order of accesses, that of asynchronous copies, the start of an mbarrier, the end of the kernel, where
@@ -43,7 +43,7 @@ class Mutation:
 
 
 def experiment_of(variant: str) -> str:
-    return "gemm_tuned" if variant in TUNED else "gemm"
+    return "gemm_tuned" if variant in TUNED else "hopper_gemm" if variant in WGMMA else "gemm"
 
 
 def group_of(variant: str) -> str:
