@@ -221,10 +221,10 @@ def test_counts_of_a_large_problem_follow_from_small_ones():
     variant = RUNGS["H7"]
     counts = problem.affine_counts(HOPPER, variant, ARCH, ptx(variant), (1024, 1024, 4096), sms=16)
     tiles, k_tiles = 1024 // 128 * (1024 // 256), 4096 // 64
-    assert counts["wgmma"] == tiles * k_tiles * 4 * 2 * 4  # 4 steps of 16, 2 warpgroups, 4 warps each
+    assert counts["hgmma"] == tiles * k_tiles * 4 * 2 * 4  # 4 steps of 16, 2 warpgroups, 4 warps each
     assert counts["tma_load"] == tiles * k_tiles * 2
     assert counts["tma_store"] == tiles * 2 * 4  # 64 x 64 at a time
-    assert counts["stmatrix"] == tiles * 2 * 4 * 4 * 4
+    assert counts["stsm"] == tiles * 2 * 4 * 4 * 4
 
 
 # ---- order of the tiles ----------------------------------------------------------------------------------------------

@@ -86,6 +86,7 @@ struct HopperGemm {
   unsigned m0 = 0, n0 = 0;             // of the tile in C
   unsigned first_k = 0, k_tiles = 0;   // of this CTA
   Place at = {};
+  unsigned next_slot = 0;  // of C, where a part of the tile is no whole number of rounds of them
 
   __device__ __forceinline__ void run() {
     split_k();
@@ -342,7 +343,8 @@ struct HopperGemm {
     for (int i = 0; i < ROW_BLOCKS; ++i)
 #pragma unroll
       for (int chunk = 0; chunk < COLUMN_CHUNKS; ++chunk) {
-        const unsigned slot = ptx::shared_address(shared.c[group][(i * COLUMN_CHUNKS + chunk) % C_SLOTS]);
+        const unsigned turn = ROW_BLOCKS * COLUMN_CHUNKS % C_SLOTS == 0 ? (i * COLUMN_CHUNKS + chunk) % C_SLOTS : next_slot;
+        const unsigned slot = ptx::shared_address(shared.c[group][turn]);
         const unsigned row = slot + warp % GROUP_WARPS * 16 * 128;
         if (issues_stores()) ptx::cp_async_bulk_wait_group_read<C_SLOTS - 1>();  // the slot's last store has left it
         ptx::bar_sync(STORE + group, GROUP);
@@ -358,6 +360,7 @@ struct HopperGemm {
           ptx::cp_async_bulk_tensor_2d_store(&c_map, n0 + 64 * chunk, m0 + first_row() + 64 * i, slot);
           ptx::cp_async_bulk_commit_group();
         }
+        next_slot = turn + 1 == C_SLOTS ? 0 : turn + 1;
       }
   }
 

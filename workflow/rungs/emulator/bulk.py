@@ -69,6 +69,8 @@ class Store:
         if self.landed:
             return
         self.landed = True
+        if not self.keep.any():
+            return  # a box that lies wholly outside of the tensor
         found = np.take(batch.shared.flat(CHUNK), self.rows, axis=0)
         items = np.ascontiguousarray(found).view(np.uint8).reshape(*self.rows.shape[:-1], -1, self.size)
         values = items.view(f"u{min(self.size, 4)}")

@@ -217,7 +217,9 @@ def _run_group(unit: Unit, group: ThreadGroup, decoder: Decoder, budget: int) ->
             sync.converge(unit)
             return count, True
         if isinstance(result, sync.Part):
-            unit.groups.append(ThreadGroup(pc, unit.everyone(mask) & ~result.mask))
+            others = unit.everyone(mask) & ~result.mask
+            if others.any():
+                unit.groups.append(ThreadGroup(pc, others))
             group.mask, active, result = result.mask, unit.active_warps(result.mask), result.barrier
         if active is None:
             full[pc] += 1
