@@ -31,7 +31,10 @@ def shrink(checkout) -> None:
     levels["read"][0]["requires"] |= {"stages": [3]}
     raw["ladders"] = {"S": raw["ladders"]["S"]}
     raw |= {"floor_rung": "S3", "quick": {"ladders": ["S"], "axes": {"mn": [512], "k": [256]}}}
-    ends = [{"load": 1, "read": 1, "b_layout": 0, "stages": 1, "swizzle": 0}, {"load": 1, "read": 1, "b_layout": 1, "stages": 2, "swizzle": 1}]
+    ends = [
+        {"load": 1, "read": 1, "b_layout": 0, "stages": 1, "swizzle": 0},
+        {"load": 1, "read": 1, "b_layout": 1, "stages": 2, "swizzle": 1},
+    ]
     raw["factorial"] = {
         "profile_shapes": [list(SHAPES[0])],
         "shapley": {"source": ends[0], "target": ends[1]},

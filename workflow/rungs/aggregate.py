@@ -155,7 +155,9 @@ def aggregate(results: Path, experiment: Experiment, arch: str, variants: Sequen
     chip, shares = measured.device.chip, shares_of(measured)
     gemm = experiment.workload == GEMM
     rows = {
-        "shapes" if gemm else "points": shape_rows(measured, shares, spreads_of(measured)) if gemm else _point_rows(measured, shares),
+        "shapes" if gemm else "points": shape_rows(measured, shares, spreads_of(measured))
+        if gemm
+        else _point_rows(measured, shares),
         "steps": _step_rows(measured, steps),
         "changes": [row for step in steps for row in _changes(step, recordings.inspects)],
         "floor": _floor_rows(measured),
@@ -506,16 +508,15 @@ def spreads_of(measured: Measured) -> dict[Shape, stats.Spread]:
     From every binary that several jobs timed: the floor jobs' arms, and each rung in its own job and as predecessor in those
     of others. Empty where there is none: then nothing says whether shares of two jobs differ.
     """
-    jobs = {**measured.arms, **dict(enumerate(measured.floor_arms))}
+    jobs: list[Arms] = [*measured.arms.values(), *measured.floor_arms]
     spreads = {}
     for shape in measured.shapes:
-        medians: dict[str, dict[Hashable, stats.Median]] = defaultdict(dict)
-        for job, arms in jobs.items():
+        medians: dict[str, dict[int, stats.Median]] = defaultdict(dict)
+        for job, arms in enumerate(jobs):
             here = arms.get(shape, {})
-            for name, arm in here.items():
-                if name not in ("twin", "control") and arm.status == "ok" and "control" in here:
-                    if len(log := paired(here["control"], arm)) >= stats.FEWEST:
-                        medians[name][job] = stats.median_error(log)
+            for name in here if "control" in here else ():
+                if name not in ("twin", "control"):
+                    medians[name][job] = stats.median_error(paired(here["control"], here[name]))
         if spread := stats.spread_between_jobs(medians):
             spreads[shape] = spread
     return spreads

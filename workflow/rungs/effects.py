@@ -225,7 +225,9 @@ def estimates(
         "shapley": [_shapley(game, player, here) for player in game.players for here in rounds]
         + [_on_top(game, *top, here) for top in game.on_top for here in rounds],
     }
-    return {name: _judged(measured, of_kind, WORDS if name == "interactions" else {}) for name, of_kind in found.items()}
+    return {
+        name: _judged(measured, of_kind, WORDS if name == "interactions" else {}) for name, of_kind in found.items()
+    }
 
 
 def _judged(measured: Measured, found: Found, words: Mapping[str, str]) -> list[dict[str, Any]]:

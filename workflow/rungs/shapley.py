@@ -54,9 +54,7 @@ def game_of(experiment: Experiment) -> Game:
 
 def coalitions(players: Sequence[str]) -> list[Coalition]:
     """Every set of players, the empty one first and that of all last."""
-    return [
-        frozenset(chosen) for size in range(len(players) + 1) for chosen in itertools.combinations(players, size)
-    ]
+    return [frozenset(chosen) for size in range(len(players) + 1) for chosen in itertools.combinations(players, size)]
 
 
 def weights(players: Sequence[str], player: str) -> dict[Coalition, float]:

@@ -263,9 +263,7 @@ def share(
     difference = contrast([(p - ratio * w, m) for p, w, m in zip(part, whole, medians, strict=True)], spread)
     if spread is None or not math.isfinite(difference.error):
         return Share(ratio, -math.inf, math.inf)
-    together = sum(
-        p * w * (m.error**2 + spread.deviation**2) for p, w, m in zip(part, whole, medians, strict=True)
-    )
+    together = sum(p * w * (m.error**2 + spread.deviation**2) for p, w, m in zip(part, whole, medians, strict=True))
     quantile = float(stdtrit(difference.freedom, 0.5 + level / 2)) ** 2
     square = below.value**2 - quantile * below.error**2
     if square <= 0:

@@ -459,7 +459,9 @@ def _check_shapley(experiment: Experiment, declared: Mapping[str, Any]) -> None:
         except RungsError as error:
             raise RungsError(f"{where}.{end} is no variant: {error}") from None
     if ends["source"] == ends["target"]:
-        raise RungsError(f"{where} goes from {ends['source'].name} to itself: let source and target differ in a factor.")
+        raise RungsError(
+            f"{where} goes from {ends['source'].name} to itself: let source and target differ in a factor."
+        )
     for name, levels in declared.get("on_top", {}).items():
         for level in levels:
             try:
