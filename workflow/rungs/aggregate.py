@@ -511,12 +511,14 @@ def spreads_of(measured: Measured) -> dict[Shape, stats.Spread]:
     jobs: list[Arms] = [*measured.arms.values(), *measured.floor_arms]
     spreads = {}
     for shape in measured.shapes:
-        medians: dict[str, dict[int, stats.Median]] = defaultdict(dict)
+        ratios: dict[str, dict[int, NDArray[np.float64]]] = defaultdict(dict)
         for job, arms in enumerate(jobs):
             here = arms.get(shape, {})
             for name in here if "control" in here else ():
                 if name not in ("twin", "control"):
-                    medians[name][job] = stats.median_error(paired(here["control"], here[name]))
+                    ratios[name][job] = paired(here["control"], here[name])
+        repeated = {name: found for name, found in ratios.items() if len(found) > 1}
+        medians = {n: {job: stats.median_error(log) for job, log in found.items()} for n, found in repeated.items()}
         if spread := stats.spread_between_jobs(medians):
             spreads[shape] = spread
     return spreads
