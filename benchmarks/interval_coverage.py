@@ -207,31 +207,38 @@ def expected(experiment: Experiment, shares: Mapping[str, float]) -> dict[tuple[
     return found | {("shapley", (name,)): v for name, v in value.items()}
 
 
+def held(judged: Judged, want: Mapping[tuple[str, tuple[str, ...]], float]) -> dict[str, list[bool]]:
+    """Kind of interval -> of each, whether it holds the truth."""
+    whole = sum(value for (table, _), value in want.items() if table == "shapley")
+    found: dict[str, list[bool]] = {kind: [] for kind in KINDS}
+    for _, median, true in judged.steps:
+        low, high = median.interval()
+        found["step"].append(low <= true <= high)
+    for table, kind in (("effects", "main effect"), ("interactions", "interaction"), ("shapley", "Shapley value")):
+        for row in judged.rows[table]:
+            true = want[table, (row["factor"], row["other"]) if "other" in row else (row["factor"],)]
+            found[kind].append(row["low_percent"] <= stats.percent(true) <= row["high_percent"])
+            if table == "shapley":
+                share = 100 * true / whole
+                found["Shapley share"].append(row["share_low_percent"] <= share <= row["share_high_percent"])
+                if row["factor"] == "load":
+                    ends = (row["total_low_percent"], row["total_high_percent"])
+                    found["whole gain"].append(ends[0] <= stats.percent(whole) <= ends[1])
+    return found
+
+
 def coverage(world: World, experiments: int, seed: int, batch: int = 50) -> dict[str, tuple[int, int]]:
     """Kind of interval -> (how many hold the truth, how many there are), over that many experiments."""
     experiment = toy()
     shares = truth(experiment, world.apart)
     want = expected(experiment, shares)
-    whole = sum(value for (table, _), value in want.items() if table == "shapley")
-    held: dict[str, list[bool]] = {kind: [] for kind in KINDS}
+    found: dict[str, list[bool]] = {kind: [] for kind in KINDS}
     for first in range(0, experiments, batch):
         rng = np.random.default_rng([seed, first])
-        judged = judge(simulate(experiment, world, min(batch, experiments - first), rng), shares)
-        for _, median, true in judged.steps:
-            low, high = median.interval()
-            held["step"].append(low <= true <= high)
-        for table, kind in (("effects", "main effect"), ("interactions", "interaction"), ("shapley", "Shapley value")):
-            for row in judged.rows[table]:
-                true = want[table, (row["factor"], row["other"]) if "other" in row else (row["factor"],)]
-                held[kind].append(row["low_percent"] <= stats.percent(true) <= row["high_percent"])
-                if table == "shapley" and row["factor"] == "load":
-                    held["whole gain"].append(
-                        row["total_low_percent"] <= stats.percent(whole) <= row["total_high_percent"]
-                    )
-                if table == "shapley" and world.apart:
-                    share = 100 * true / whole
-                    held["Shapley share"].append(row["share_low_percent"] <= share <= row["share_high_percent"])
-    return {kind: (sum(values), len(values)) for kind, values in held.items()}
+        measured = simulate(experiment, world, min(batch, experiments - first), rng)
+        for kind, hits in held(judge(measured, shares), want).items():
+            found[kind] += hits
+    return {kind: (sum(hits), len(hits)) for kind, hits in found.items()}
 
 
 FAMILIES = ("steps", "effects", "interactions", "shapley")
@@ -294,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"| --- | {' | '.join('---' for _ in KINDS)} |")
     for name, world in WORLDS.items():
         found = coverage(world, a.experiments, a.seed)
-        print(f"| {name} | {' | '.join(f'{100 * held / count:.1f}' for held, count in found.values())} |", flush=True)
+        print(f"| {name} | {' | '.join(f'{100 * hits / count:.1f}' for hits, count in found.values())} |", flush=True)
     print(
         f"\nOf {a.experiments} experiments (fewer of several shapes) in which nothing differs, % with at least one claim in a table:\n"
     )

@@ -222,7 +222,7 @@ def estimates(
     found: dict[str, Found] = {
         "effects": [_effect(pair, here) for pair in pairs for here in rounds],
         "interactions": [_interaction(crossing, here) for crossing in crossings for here in rounds],
-        "shapley": [_shapley(game, player, here) for player in game.players for here in rounds]
+        "shapley": [shapley_value(game, player, here) for player in game.players for here in rounds]
         + [_on_top(game, *top, here) for top in game.on_top for here in rounds],
     }
     return {
@@ -320,7 +320,7 @@ def _interaction(crossing: Crossing, rounds: Rounds) -> tuple[dict[str, Any], st
     return row, stats.contrast(terms, rounds.spread)
 
 
-def _shapley(game: shapley.Game, player: str, rounds: Rounds) -> tuple[dict[str, Any], stats.Effect | None]:
+def shapley_value(game: shapley.Game, player: str, rounds: Rounds) -> tuple[dict[str, Any], stats.Effect | None]:
     """The row of a factor at one shape, and its Shapley value: nothing unless every corner was timed."""
     row = _shapley_row("share", player, game.start.level(player), game.goal.level(player), len(game.corners), rounds)
     corners = [variant for variant in game.corners.values() if variant]
