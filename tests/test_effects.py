@@ -282,7 +282,7 @@ def test_known_interactions_come_back_and_what_only_multiplies_has_none(frames, 
     assert interaction_at(found, "load+swizzle", 0, 0)["gain_percent"] == pytest.approx(0, abs=0.5)
     game = shapley.game_of(EXPERIMENT)
     both, plain = (shapley_at(found if i else frames, "swizzle")["gain_log"] for i in (1, 0))
-    assert both - plain == pytest.approx(math.log(1.3) / 2, abs=0.004), (
+    assert both - plain == pytest.approx(math.log(1.3) / 2, abs=0.01), (
         "each of the two has half of what they do together"
     )
     assert len(game.corners) == 32
@@ -308,7 +308,9 @@ def test_shapley_values_are_the_mean_over_all_orders_and_add_up(frames):
         share = frames["corners"].set_index(["variant", "m"])["share_percent"]
         ends = [share[variant.name, shape[0]] for variant in (game.goal, game.start)]
         assert whole == pytest.approx(math.log(ends[0] / ends[1]), abs=1e-4)
-        assert {row["total_percent"] for row in rows.values()} == {pytest.approx(stats.percent(whole), abs=1e-2)}
+        for row in rows.values():
+            assert row["total_percent"] == pytest.approx(stats.percent(whole), abs=1e-2)
+            assert row["total_low_percent"] < row["total_percent"] < row["total_high_percent"]
     assert shapley_at(frames, "swizzle")["gain_percent"] == pytest.approx(100, abs=1)
     assert shapley_at(frames, "swizzle")["verdict"] == "faster"
 
