@@ -467,7 +467,7 @@ def test_bars_are_as_long_as_the_values_and_say_their_shares(results):
     bars = [patch for patch in large.patches if isinstance(patch, Rectangle)]
     assert [bar.get_height() for bar in bars] == pytest.approx([frame[at]["gain_log"] for at in expected])
     shares = [text.get_text() for text in large.texts if text.get_text().endswith("%")]
-    assert shares == [f"{frame[at]['share_percent']:.0f} %" for at in expected]
+    assert shares == [f"{round(frame[at]['share_percent'])} %".replace("-", "\N{MINUS SIGN}") for at in expected]
     lines = [line for line in large.lines if len(set(line.get_xdata())) == 1]
     ends = [math.log1p(frame[at][f"{end}_percent"] / 100) for at in expected for end in ("low", "high")]
     assert [y for line in lines for y in line.get_ydata()] == pytest.approx(ends)
@@ -489,7 +489,7 @@ def test_the_map_of_shares_has_a_panel_per_factor(results, broken):
     figure = shapley_figure(results, "map", stale={ALL[0]: "changed"})
     assert [axes.get_title() for axes in figure.axes[:5]] == list(EXPERIMENT.factors)
     frame = effects.read_data(results, "gemm")["shapley"].set_index(["part", "factor", "m", "k"])
-    row = frame.loc[("share", "load", 4096, 4096)].iloc[0]
+    row = frame.loc[("share", "load", 4096, 4096)]
     assert f"{plots.signed(row['gain_percent'])}†" in words(figure.axes[0])
     assert f"{row['share_percent']:.1f} % of all" in words(figure.axes[0])
     assert words(shapley_figure(broken, "map").axes[0]).count("not\nestimable") == 3

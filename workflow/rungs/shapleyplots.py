@@ -147,7 +147,7 @@ def _bars(axes: Axes, rows: Mapping[tuple[str, int], Any], factors: list[str], d
             if pd.notna(row["share_percent"]):
                 above = value >= 0
                 axes.annotate(
-                    f"{row['share_percent']:.0f} %".replace("-", "\N{MINUS SIGN}"),
+                    f"{round(row['share_percent'])} %".replace("-", "\N{MINUS SIGN}"),
                     (x, high if above else low),
                     xytext=(0, 2 if above else -2),
                     textcoords="offset points",
@@ -157,6 +157,7 @@ def _bars(axes: Axes, rows: Mapping[tuple[str, int], Any], factors: list[str], d
                 )
             drawn += [low, high]
     axes.axhline(0, color=plots.INK, linewidth=0.8)
+    axes.set_xlim(-0.5, len(depths) - 0.5)
     return drawn
 
 
