@@ -33,9 +33,9 @@ def widen(experiment: Path) -> None:
     raw["factors"]["extra"] = {"macro": "VARIANT_EXTRA", "title": "extra", "levels": levels}
     for ladder in raw["ladders"].values():
         ladder["base"]["extra"] = 0
-    for corner in (raw.get("factorial") or {}).values():
-        if isinstance(corner, dict):
-            corner["extra"] = 0
+    raw["factorial"].pop("profile_more", None)  # it names variants
+    for end in ("source", "target"):
+        raw["factorial"]["shapley"][end]["extra"] = 0
     experiment.write_text(yaml.safe_dump(raw, sort_keys=False), encoding="utf-8")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rungs import aggregate, effects, schemas, stats, variants, verdict
+from rungs import aggregate, effects, schemas, shapley, stats, variants, verdict
 from rungs.errors import RungsError
 from rungs.files import sha256_file
 from synthetic import ARCH, World, write_set
@@ -137,6 +137,8 @@ def test_the_files_are_valid_and_the_same_bytes_twice(results):
     assert {name: len(frame) for name, frame in effects.read_data(results, "gemm").items()} == {
         "corners": 200,
         "effects": 22,
+        "interactions": 62,
+        "shapley": 16,
         "factorial_coverage": len(EXPERIMENT.off_ladder()) * 3,
     }
 
@@ -165,15 +167,24 @@ def test_the_interval_holds_the_spread_between_jobs(frames, tmp_path):
     assert half > 2 * alone
 
 
-def test_the_spread_between_jobs_is_that_of_the_floor_jobs_share_of_the_control(frames, pristine):
-    for shape in (SMALL, LARGE):  # each the only one of its class
-        logs = []
-        for job in (1, 2, 3):
-            rows = schemas.read_csv("sweep", pristine / "csv" / "floor" / "gemm" / f"{job}.csv")
+def test_the_spread_between_jobs_is_that_of_every_binary_that_several_jobs_timed(frames, pristine):
+    """Of floor jobs and rungs' jobs alike: the squares about each binary's own mean, without what the rounds add."""
+    jobs = [*(pristine / "csv" / "sweep" / "gemm").glob("*.csv"), *(pristine / "csv" / "floor" / "gemm").glob("*.csv")]
+    for shape in (SMALL, LARGE):
+        found: dict[str, list[stats.Median]] = {}
+        for path in jobs:
+            rows = schemas.read_csv("sweep", path)
             rows = rows[rows["m"] == shape[0]].pivot(index="round", columns="arm", values="time_us")
-            logs.append(np.median(np.log(rows["control"] / rows[EXPERIMENT.floor_variant.name])))
+            for name in set(rows) - {"control", "twin"}:
+                found.setdefault(name, []).append(stats.median_error(np.log(rows["control"] / rows[name])))
+        repeated = [medians for medians in found.values() if len(medians) > 1]
+        assert len(repeated) > 8 and max(map(len, repeated)) > 4
+        squares = sum(np.var([m.value for m in medians]) * len(medians) for medians in repeated)
+        errors = sum((1 - 1 / len(medians)) * m.error**2 for medians in repeated for m in medians)
+        expected = math.sqrt((squares - errors) / sum(len(medians) - 1 for medians in repeated))
         row = effect_at(frames, "swizzle", "0>1", shape)
-        assert row["spread_percent"] == pytest.approx(stats.percent(np.std(logs, ddof=1)), abs=1e-3)
+        assert row["spread_percent"] == pytest.approx(stats.percent(expected), abs=1e-4)
+        assert 0.2 < row["spread_percent"] < 0.6, "0.4 was put in"
 
 
 def test_the_formula_of_the_mean_and_its_error():
@@ -198,55 +209,21 @@ def test_the_formula_of_the_mean_and_its_error():
         stats.mean_effect([], spread)
 
 
-def test_the_spread_is_pooled_over_shapes():
-    assert stats.spread_of([]) is None
-    assert stats.spread_of([[0.1], [0.2]]) is None
-    spread = stats.spread_of([[0.0, 0.2], [1.0, 1.1, 1.2]])
-    assert spread.deviation == pytest.approx(math.sqrt((2 * 0.01 + 2 * 0.01) / 3))
-    assert spread.freedom == 3
-
-
-def test_a_shape_has_the_larger_of_its_own_spread_and_that_of_its_class():
-    """As recorded: the smallest shape differs by 1.1 % from job to job, the others of its class by 0.1 %."""
-    wide, narrow = [-0.011, 0.0, 0.011], [-0.001, 0.0, 0.001]
-    pooled = stats.spread_of([wide, narrow, narrow, narrow]).deviation
-    found = stats.spreads_of({"wide": wide, "a": narrow, "b": narrow, "c": narrow, "once": [0.0]})
-    assert found["wide"].deviation == pytest.approx(0.011)
-    assert [found[name].deviation for name in ("a", "b", "c", "once")] == pytest.approx([pooled] * 4)
-    assert {spread.freedom for spread in found.values()} == {2}, "jobs - 1, of its own"
-    assert stats.spreads_of({"a": [0.1], "b": []}) == {}
-
-
-def test_95_per_cent_of_the_intervals_hold_the_truth():
-    """Jobs that differ, errors that are known: both terms are needed for it."""
-    rng = np.random.default_rng(1)
-    between, error, contexts, held, without = 0.003, 0.002, 4, 0, 0
-    tries = 2000
-    for _ in range(tries):
-        jobs = [rng.normal(0.0, between, 3) + rng.normal(0.0, error, 3) for _ in range(4)]
-        spread = stats.spread_of([list(values) for values in jobs])
-        sides = rng.normal((0.0, 0.05), math.hypot(between, error), (contexts, 2))
-        pairs = [tuple(stats.Median(float(v), error, 12.0, 30) for v in side) for side in sides]
-        for found, name in (
-            (stats.mean_effect(pairs, spread), "held"),
-            (stats.mean_effect(pairs, stats.Spread(0, 8)), "w"),
-        ):
-            low, high = found.interval()
-            if name == "held":
-                held += low < 0.05 < high
-            else:
-                without += low < 0.05 < high
-    assert 0.945 < held / tries < 0.995
-    assert without / tries < 0.85
-
-
-def test_without_floor_jobs_there_is_a_mean_and_no_claim(tmp_path):
+def test_without_floor_jobs_there_is_an_interval_and_no_claim(tmp_path):
     write_set(tmp_path, dataclasses.replace(WORLD, shapes=[LARGE], floor_jobs=0))
+    row = effect_at(effects.effects(tmp_path, EXPERIMENT, ARCH), "swizzle", "0>1")
+    assert row["low_percent"] < 100 < row["high_percent"] and pd.isna(row["floor_percent"])
+    assert (row["verdict"], row["status"]) == ("none", "ok")
+    assert row["reason"] == "The floor of this shape class was not measured, so that no claim is made."
+
+
+def test_where_no_binary_was_timed_in_two_jobs_there_is_a_mean_and_no_claim(tmp_path):
+    alone = [variant.name for variant in EXPERIMENT.off_ladder()]
+    write_set(tmp_path, dataclasses.replace(WORLD, shapes=[LARGE], floor_jobs=0, variants=alone))
     row = effect_at(effects.effects(tmp_path, EXPERIMENT, ARCH), "swizzle", "0>1")
     assert row["gain_percent"] == pytest.approx(100, abs=1)
     assert pd.isna(row["low_percent"]) and pd.isna(row["claim_high_percent"]) and pd.isna(row["spread_percent"])
-    assert (row["verdict"], row["status"]) == ("none", "ok")
-    assert row["reason"] == "The spread from job to job was not measured, so that no claim is made."
+    assert row["reason"].endswith("The spread from job to job was not measured, so that no claim is made.")
 
 
 def test_nothing_is_claimed_under_the_floor(tmp_path):
@@ -259,6 +236,144 @@ def test_nothing_is_claimed_under_the_floor(tmp_path):
     assert rows["gain_percent"].tolist() == pytest.approx([0.1] * 3, abs=0.2)
     assert rows["floor_percent"].min() > 0.5
     assert set(rows["verdict"]) <= {"tie", "undecided"}, "three floor jobs leave two degrees of freedom"
+
+
+# Interactions and Shapley values
+
+
+def interaction_at(frames, name: str, source: int, other_source: int, shape=LARGE):
+    frame = frames["interactions"]
+    factor, other = name.split("+")
+    at = (frame["factor"] == factor) & (frame["other"] == other) & (frame["m"] == shape[0])
+    return frame[at & (frame["source_level"] == source) & (frame["other_source_level"] == other_source)].iloc[0]
+
+
+def shapley_at(frames, factor: str, shape=LARGE, part="share", target=None):
+    frame = frames["shapley"]
+    at = (frame["factor"] == factor) & (frame["part"] == part) & (frame["m"] == shape[0])
+    return frame[at if target is None else at & (frame["target_level"] == target)].iloc[0]
+
+
+def log_share(name: str, shape, world: World = WORLD) -> float:
+    return math.log(world.time_us("control", shape) / world.time_us(name, shape))
+
+
+def test_known_interactions_come_back_and_what_only_multiplies_has_none(frames, tmp_path):
+    for crossing in effects.crossings_of(EXPERIMENT):
+        row = interaction_at(frames, crossing.name, crossing.source, crossing.other_source)
+        assert row["contexts"] == len(crossing.contexts) and row["lost"] == 0
+        if not crossing.contexts:
+            assert (row["status"], row["verdict"]) == ("not estimable", "none") and pd.isna(row["gain_log"])
+            continue
+        terms = [
+            log_share(d.name, LARGE) - log_share(c.name, LARGE) - log_share(b.name, LARGE) + log_share(a.name, LARGE)
+            for a, b, c, d in crossing.contexts
+        ]
+        true = sum(terms) / len(terms)
+        assert row["claim_low_percent"] < stats.percent(true) < row["claim_high_percent"], crossing
+        assert row["gain_percent"] == pytest.approx(stats.percent(row["gain_log"]), abs=1e-3)
+        assert (row["verdict"] == "more") <= (true > 0.002), "only load and stages do more than multiply"
+    assert interaction_at(frames, "load+stages", 0, 1)["verdict"] == "more"
+    gains = {v.name: 30.0 for v in EXPERIMENT.estimable() if v.level("load") == 2 and v.level("swizzle")}
+    write_set(tmp_path, dataclasses.replace(WORLD, shapes=[LARGE], gains=gains, floor_jobs=3))
+    found = effects.effects(tmp_path, EXPERIMENT, ARCH)
+    row = interaction_at(found, "load+swizzle", 1, 0)
+    assert (row["verdict"], row["gain_percent"]) == ("more", pytest.approx(30, abs=0.5))
+    assert interaction_at(found, "load+swizzle", 0, 0)["gain_percent"] == pytest.approx(0, abs=0.5)
+    game = shapley.game_of(EXPERIMENT)
+    both, plain = (shapley_at(found if i else frames, "swizzle")["gain_log"] for i in (1, 0))
+    assert both - plain == pytest.approx(math.log(1.3) / 2, abs=0.01), (
+        "each of the two has half of what they do together"
+    )
+    assert len(game.corners) == 32
+
+
+def test_shapley_values_are_the_mean_over_all_orders_and_add_up(frames):
+    game = shapley.game_of(EXPERIMENT)
+    for shape in (SMALL, LARGE):
+        rows = {player: shapley_at(frames, player, shape) for player in game.players}
+        for player, row in rows.items():
+            orders = list(itertools.permutations(game.players))
+            true = 0.0
+            for order in orders:
+                before = frozenset(order[: order.index(player)])
+                worth = [log_share(game.corners[moved].name, shape) for moved in (before, before | {player})]
+                true += (worth[1] - worth[0]) / len(orders)
+            assert row["claim_low_percent"] < stats.percent(true) < row["claim_high_percent"]
+            assert (row["corners"], row["wanted"], row["status"], row["reason"]) == (32, 32, "ok", "")
+            assert row["share_low_percent"] < row["share_percent"] < row["share_high_percent"]
+            assert (row["source_level"], row["target_level"]) == (game.start.level(player), game.goal.level(player))
+        assert sum(row["share_percent"] for row in rows.values()) == pytest.approx(100, abs=0.01)
+        whole = sum(row["gain_log"] for row in rows.values())
+        share = frames["corners"].set_index(["variant", "m"])["share_percent"]
+        ends = [share[variant.name, shape[0]] for variant in (game.goal, game.start)]
+        assert whole == pytest.approx(math.log(ends[0] / ends[1]), abs=1e-4)
+        for row in rows.values():
+            assert row["total_percent"] == pytest.approx(stats.percent(whole), abs=1e-2)
+            assert row["total_low_percent"] < row["total_percent"] < row["total_high_percent"]
+    assert shapley_at(frames, "swizzle")["gain_percent"] == pytest.approx(100, abs=1)
+    assert shapley_at(frames, "swizzle")["verdict"] == "faster"
+
+
+def test_what_is_on_top_is_one_change_of_the_goal(frames):
+    share = frames["corners"].set_index(["variant", "m"])["share_percent"]
+    for factor, level, top in shapley.game_of(EXPERIMENT).on_top:
+        row = shapley_at(frames, factor, part="on top", target=level)
+        gain = 100 * (share[top.name, 4096] / share["abl_L2_R1_bl1_s2_sw1", 4096] - 1)
+        assert row["gain_percent"] == pytest.approx(gain, abs=0.01)
+        assert pd.isna(row["share_percent"]) and pd.isna(row["total_percent"]) and row["wanted"] == 2
+    assert shapley_at(frames, "read", part="on top", target=2)["gain_percent"] == pytest.approx(-5, abs=1.5)
+
+
+CORNER = "abl_L2_R0_bl1_s2_sw0"
+
+
+@pytest.mark.parametrize("word", ["crashed", "not on this chip"])
+def test_a_missing_corner_leaves_no_share_and_is_named(tmp_path, word):
+    write_set(tmp_path, dataclasses.replace(WORLD, failures={(CORNER, LARGE): (word, "The reason.")}))
+    found = effects.effects(tmp_path, EXPERIMENT, ARCH)
+    for player in EXPERIMENT.factors:
+        row = shapley_at(found, player)
+        assert (row["status"], row["verdict"], row["corners"], row["wanted"]) == ("not estimable", "none", 31, 32)
+        assert row["reason"] == f"A corner is never filled in: {CORNER} ({word}) is missing."
+        assert row[["gain_log", "gain_percent", "low_percent", "share_percent", "total_percent"]].isna().all()
+        assert shapley_at(found, player, SMALL)["status"] == "ok"
+    top = shapley_at(found, "stages", part="on top", target=3)
+    assert (top["status"], top["corners"]) == ("ok", 2)
+    row = interaction_at(found, "load+swizzle", 1, 0)
+    lost = (19, 1, 12) if word == "crashed" else (19, 0, 13)
+    whole = interaction_at(found, "load+swizzle", 1, 0, SMALL)
+    assert (row["contexts"], row["lost"]) == lost[:2] and whole["contexts"] == 20
+    assert row["not_estimable"] == whole["not_estimable"] + (word != "crashed")
+    assert row["reason"] == (
+        f"Fewer contexts than there are: {CORNER} (crashed) is missing." if word == "crashed" else ""
+    )
+
+
+@pytest.mark.parametrize("kind", ["effects", "interactions", "shapley"])
+def test_a_damaged_file_of_the_factorial_is_one_sentence_with_row_and_fix(frames, tmp_path, kind):
+    path = tmp_path / f"{kind}.csv"
+    schemas.write_csv(kind, frames[kind], path)
+    good = path.read_text()
+    number = str(frames[kind]["gain_percent"].dropna().iloc[0])
+    first = good.splitlines()[1]
+    for text, words in (
+        (good[: len(good) // 2], "ends in the middle of a line"),
+        (good.splitlines()[0] + "\n", "has no rows"),
+        (good + first + "\n", f"row {good.count(chr(10)) + 1}: the same "),
+        (good.replace("gain_percent", "gain"), "column 'gain' does not fit"),
+        (good.replace(",reason\n", ",reason,more\n"), "column 'more' does not fit"),
+        (good.replace(f",{number},", ",nan,", 1), "row 2: gain_percent is 'nan', not number"),
+        (good.replace(f",{number},", ",inf,", 1), "row 2: gain_percent is 'inf', not number"),
+        (good.replace(first, first.replace(",ok,", ",fine,")), "row 2: status is 'fine', not one of ok"),
+        (good.replace(",4096,4096,4096,", ",4096,4096,4096.5,", 1), "k is '4096.5', not integer"),
+    ):
+        path.write_text(text)
+        with pytest.raises(RungsError) as caught:
+            schemas.read_csv(kind, path)
+        said = str(caught.value)
+        assert words in said and str(path) in said and "\n" not in said
+        assert said.endswith(": delete the file and run again to make it anew.")
 
 
 # What is missing
@@ -432,4 +547,5 @@ def test_an_experiment_without_a_factorial_is_one_sentence(tmp_path):
 def test_schemas_name_what_a_reader_finds():
     for name in set(effects.FRAMES.values()):
         assert all(rule.get("description") or rule.get("enum") for rule in schemas.columns(name).values())
-    assert set(aggregate.frame_of("effects", []).columns) == set(schemas.columns("effects"))
+    for name in ("effects", "interactions", "shapley"):
+        assert set(aggregate.frame_of(name, []).columns) == set(schemas.columns(name))

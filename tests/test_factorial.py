@@ -1,6 +1,7 @@
 """The factorial's page and maps say every effect, name every corner that is missing, and rank nothing that lacks contexts."""
 
 import dataclasses
+import math
 import re
 import shutil
 
@@ -11,7 +12,7 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from rendered import check_that_no_text_leaves, grids
-from rungs import aggregate, effects, factorial, plots, tables, variants
+from rungs import aggregate, decomposition, effects, factorial, plots, shapleyplots, tables, variants
 from rungs.errors import RungsError
 from synthetic import ARCH, World, write_set
 
@@ -177,7 +178,7 @@ def test_counters_stand_in_the_ranking_with_the_shape_that_they_were_read_at(sou
 
 def test_the_page_has_every_table_with_its_sentence_and_provenance(results):
     text = factorial.render(results, "gemm")
-    count = 2 + 5 * 2 + 1
+    count = 2 + 2 + 2 + 5 * 2 + 1
     assert len(grids(text)) == count + 1, "and what was asked for"
     assert text.count("The same in all rungs:") == count
     assert len(sentences(text)) == count + 1
@@ -211,7 +212,9 @@ def test_files_are_the_same_bytes_twice_and_the_index_leads_there(results, tmp_p
 
 def test_blocks_are_the_overview_the_corners_and_each_factor(results, source):
     blocks = factorial.blocks(results, "gemm")
-    assert set(blocks) == {"gemm:factorial", "gemm:corners", *(f"gemm:effect:{name}" for name in EXPERIMENT.factors)}
+    named = {f"gemm:{name}" for name in ("factorial", "shapley", "corners")}
+    assert set(blocks) == named | {f"gemm:effect:{name}" for name in EXPERIMENT.factors}
+    assert len(grids(blocks["gemm:shapley"])) == 1 and "/figures/gemm/shapley_bars.svg)" in blocks["gemm:shapley"]
     assert len(grids(blocks["gemm:factorial"])) == 1, "the largest M = N alone"
     assert blocks["gemm:corners"] == factorial.corner_table(source)
 
@@ -230,6 +233,85 @@ def test_a_stale_corner_marks_every_mean_that_it_is_in(results):
     assert grids(factorial.corner_table(stale))[0][-1][4].endswith("†") == (
         ALL[0] == grids(factorial.corner_table(stale))[0][-1][1]
     )
+
+
+# Shapley shares and interactions
+
+
+def test_a_table_of_shares_has_value_share_and_interval_and_adds_up(source, results):
+    large, small = grids(decomposition.shapley_section(source, "figures"))
+    assert large[0] == ["factor", "change", "part", "K=1024", "K=4096"] and small[0][-1] == "K=1024"
+    assert [row[0] for row in large[1:]] == [*EXPERIMENT.factors, "together", "stages", "stages", "read"]
+    assert [row[2] for row in large[1:]] == [*["share"] * 5, "whole", *["on top"] * 3]
+    frame = effects.read_data(results, "gemm")["shapley"]
+    frame = frame[(frame["m"] == 4096) & (frame["k"] == 4096) & (frame["part"] == "share")].set_index("factor")
+    row = frame.loc["swizzle"]
+    half = (row["high_percent"] - row["low_percent"]) / 2
+    assert row_of(large, "swizzle", "plain > TMA's XOR")[4] == (
+        f"{row['share_percent']:.1f} % ({row['share_low_percent']:.1f} to {row['share_high_percent']:.1f}):"
+        f" {row['gain_percent']:+.1f} % ±{half:.1f} faster"
+    )
+    assert frame["share_percent"].sum() == pytest.approx(100, abs=0.01)
+    half = (row["total_high_percent"] - row["total_low_percent"]) / 2
+    assert row_of(large, "together")[4] == f"{row['total_percent']:+.1f} % ±{half:.1f}"
+    assert re.match(r"-\d+\.\d % ±\d\.\d slower", row_of(large, "read", "ldmatrix > ld.shared.v4 with K permuted")[4])
+
+
+def test_a_table_of_shares_concludes_with_the_largest_and_the_smallest(source, results):
+    first, second = sentences(decomposition.shapley_section(source, "figures"))
+    frame = effects.read_data(results, "gemm")["shapley"]
+    share = frame[(frame["m"] == 4096) & (frame["k"] == 4096)].set_index("factor")["share_percent"].dropna()
+    assert share.idxmax() == "swizzle"
+    assert first.startswith("At M=N=4096, K=4096 the whole gain is +")
+    assert (
+        f", of which swizzle (plain > TMA's XOR) {share.max():.1f} %, " in first
+        and "% over K, is the most, and " in first
+    )
+    assert f" and {share.idxmin()} (" in first and "the least; verdicts: " in first
+    assert second.startswith("At M=N=512, K=1024 ") and "over K" not in second
+
+
+def test_a_table_of_interactions_has_every_two_pairs_that_go_together(source, results):
+    large, _ = grids(decomposition.interaction_section(source))
+    assert large[0] == ["factors", "changes", "contexts", "K=1024", "K=4096"] and len(large) == 1 + 28
+    row = row_of(large, "load+stages", "ld.global.v4 + st.shared.v4 > cp.async 16 B with 1 stage > 2 stages")
+    assert row[2] == "10" and row[4].endswith(" more")
+    assert row_of(large, "read+swizzle", "ld.shared > ldmatrix with plain > TMA's XOR")[4].split()[-1] in (
+        "tie",
+        "undecided",
+    )
+    first, _ = sentences(decomposition.interaction_section(source))
+    assert re.search(r"and (1 stage|2 stages|3 stages) > \d stages help each other most, \+\d+\.\d % at K=", first)
+
+
+def test_missing_corners_leave_shares_not_estimable_and_say_which(broken):
+    source = factorial.read_source(broken, "gemm")
+    text = decomposition.shapley_section(source, "figures")
+    large, small = grids(text)
+    assert {cell for row in large[1:7] for cell in row[3:]} == {"not estimable"}
+    assert "<sub>A corner is never filled in: abl_L2_R" in text and "(not on this chip)" in text
+    assert sentences(text)[0] == "At M=N=4096 no share is estimable, since corners are missing."
+    assert {cell for row in small[1:] for cell in row[3:]} == {"not estimable"}, "the goal is a TMA variant"
+    text = decomposition.interaction_section(source)
+    assert row_of(grids(text)[0], "load+read", "cp.async 16 B > TMA with ld.shared > ldmatrix")[2:] == [
+        "0",
+        "not estimable",
+        "not estimable",
+    ]
+    assert "§ Fewer contexts than there are: abl_L1_R0_bl0_s1_sw0 (crashed) is missing." in text
+    assert re.search(r"; \d+ of 28 lack contexts and are not ranked\.\*\*", text)
+
+
+def test_a_stale_corner_marks_the_shares_and_the_interactions_that_it_is_in(results):
+    stale = factorial.read_source(results, "gemm", {"abl_L2_R1_bl1_s3_sw1": "changed"})
+    large = grids(decomposition.shapley_section(stale, "figures"))[0]
+    assert [("†" in row[4]) for row in large[1:]] == [*[False] * 6, True, False, False], "on top, three stages"
+    stale = factorial.read_source(results, "gemm", {ALL[0]: "changed"})
+    large = grids(decomposition.shapley_section(stale, "figures"))[0]
+    assert [("†" in row[4]) for row in large[1:]] == [*[True] * 6, False, False, False]
+    rows = grids(decomposition.interaction_section(stale))[0]
+    assert "†" in row_of(rows, "load+read", "ld.global.v4 + st.shared.v4 > cp.async 16 B with ld.shared > ldmatrix")[4]
+    assert "†" not in row_of(rows, "load+read", "cp.async 16 B > TMA with ld.shared > ldmatrix")[4]
 
 
 # What is missing
@@ -363,6 +445,69 @@ def test_no_text_of_a_map_leaves_it(results):
     for factor in EXPERIMENT.factors:
         figure = draw(results, factor)
         check_that_no_text_leaves(figure)
+
+
+def shapley_figure(results, name: str, change=lambda frame: frame, stale=None):
+    data = effects.read_data(results, "gemm")
+    plot = {"bars": shapleyplots.plot_bars, "map": shapleyplots.plot_map}[name]
+    data = {**data, "shapley": change(data["shapley"].copy())}
+    return plot(EXPERIMENT, data, aggregate.facts_of(results, "gemm"), stale or {})
+
+
+def everything(figure) -> str:
+    return "\n".join(text.get_text() for text in figure.findobj(plt.Text))
+
+
+def test_bars_are_as_long_as_the_values_and_say_their_shares(results):
+    figure = shapley_figure(results, "bars")
+    large, small = figure.axes
+    frame = effects.read_data(results, "gemm")["shapley"]
+    frame = frame[(frame["part"] == "share") & (frame["m"] == 4096)].set_index(["k", "factor"]).loc
+    expected = [(k, factor) for k in (1024, 4096) for factor in EXPERIMENT.factors]
+    bars = [patch for patch in large.patches if isinstance(patch, Rectangle)]
+    assert [bar.get_height() for bar in bars] == pytest.approx([frame[at]["gain_log"] for at in expected])
+    shares = [text.get_text() for text in large.texts if text.get_text().endswith("%")]
+    assert shares == [f"{round(frame[at]['share_percent'])} %".replace("-", "\N{MINUS SIGN}") for at in expected]
+    lines = [line for line in large.lines if len(set(line.get_xdata())) == 1]
+    ends = [math.log1p(frame[at][f"{end}_percent"] / 100) for at in expected for end in ("low", "high")]
+    assert [y for line in lines for y in line.get_ydata()] == pytest.approx(ends)
+    assert len([p for p in small.patches if isinstance(p, Rectangle)]) == 5 and "not run" in words(small)
+    assert "what each factor adds, over all orders, on NVIDIA H200" in everything(figure)
+    assert "swizzle: plain → TMA's XOR" in everything(figure) and "12 paired rounds" in everything(figure)
+
+
+def test_bars_that_are_not_clear_are_hatched_and_missing_ones_named(results, broken):
+    figure = shapley_figure(results, "bars", lambda frame: frame.assign(verdict="undecided"))
+    assert {patch.get_hatch() for patch in figure.axes[0].patches} == {plots.DOUBT}
+    assert not {patch.get_hatch() for patch in shapley_figure(results, "bars").axes[0].patches[-1:]} - {None}
+    figure = shapley_figure(broken, "bars")
+    assert words(figure.axes[0]).count("not\nestimable") == 2 and not figure.axes[0].patches
+    assert "† its source has changed since" in everything(shapley_figure(results, "bars", stale={ALL[0]: "changed"}))
+
+
+def test_the_map_of_shares_has_a_panel_per_factor(results, broken):
+    figure = shapley_figure(results, "map", stale={ALL[0]: "changed"})
+    assert [axes.get_title() for axes in figure.axes[:5]] == list(EXPERIMENT.factors)
+    frame = effects.read_data(results, "gemm")["shapley"].set_index(["part", "factor", "m", "k"])
+    row = frame.loc[("share", "load", 4096, 4096)]
+    assert f"{plots.signed(row['gain_percent'])}†" in words(figure.axes[0])
+    assert f"{row['share_percent']:.1f} % of all" in words(figure.axes[0])
+    assert words(shapley_figure(broken, "map").axes[0]).count("not\nestimable") == 3
+
+
+def test_figures_of_shares_are_the_same_bytes_twice_and_small_and_hold_their_text(results, broken, tmp_path):
+    shutil.copytree(results, tmp_path / "h200")
+    for name in shapleyplots.PICTURES:
+        paths = [tmp_path / "h200" / "figures" / "gemm" / f"shapley_{name}.{ending}" for ending in ("svg", "png")]
+        drawn = []
+        for _ in range(2):
+            shapleyplots.draw(tmp_path / "h200", "gemm", name, {})
+            drawn.append([path.read_bytes() for path in paths])
+        assert drawn[0] == drawn[1] and max(map(len, drawn[0])) < 60_000
+        for folder in (results, broken):
+            check_that_no_text_leaves(shapley_figure(folder, name))
+    with pytest.raises(RungsError, match=r"^There is no picture 'pie' of Shapley values: choose one of bars, map\.$"):
+        shapleyplots.draw(results, "gemm", "pie", {})
 
 
 def test_a_factor_that_is_not_there_is_one_sentence(results):

@@ -14,8 +14,9 @@ NOTHING = "Nothing to be done"
 ALONE = tuple(name.replace("_s2_", "_s1_") for name in RUNGS)
 """The four variants of the small factorial that are on no ladder."""
 FACTORS = ("load", "read", "b_layout", "stages", "swizzle")
-DATA = [f"data/gemm/{kind}.csv" for kind in ("corners", "effects", "factorial_coverage")]
-FIGURES = [f"figures/gemm/effect_{factor}.{ending}" for factor in FACTORS for ending in ("svg", "png")]
+DATA = [f"data/gemm/{kind}.csv" for kind in ("corners", "effects", "interactions", "shapley", "factorial_coverage")]
+DRAWN = [*(f"effect_{factor}" for factor in FACTORS), "shapley_bars", "shapley_map"]
+FIGURES = [f"figures/gemm/{name}.{ending}" for name in DRAWN for ending in ("svg", "png")]
 PAGE = "md/gemm_factorial.md"
 
 
@@ -31,7 +32,14 @@ def shrink(checkout) -> None:
     levels["read"][0]["requires"] |= {"stages": [3]}
     raw["ladders"] = {"S": raw["ladders"]["S"]}
     raw |= {"floor_rung": "S3", "quick": {"ladders": ["S"], "axes": {"mn": [512], "k": [256]}}}
-    raw["factorial"] = {"profile_shapes": [list(SHAPES[0])]}
+    ends = [
+        {"load": 1, "read": 1, "b_layout": 0, "stages": 1, "swizzle": 0},
+        {"load": 1, "read": 1, "b_layout": 1, "stages": 2, "swizzle": 1},
+    ]
+    raw["factorial"] = {
+        "profile_shapes": [list(SHAPES[0])],
+        "shapley": {"source": ends[0], "target": ends[1]},
+    }
     path.write_text(yaml.safe_dump(raw, sort_keys=False))
     checkout.configure(ladders="all", experiments=["gemm"], recorded=["h200"])
 
@@ -66,6 +74,9 @@ def test_factorial_measures_every_combination_and_draws_it(whole):
     assert set(estimable["factor"]) == {"b_layout", "stages", "swizzle"} and set(estimable["contexts"]) == {4}
     assert set(rows[rows["contexts"] == 0]["status"]) == {"not estimable"}
     assert "**8 of 8 variants were timed at all of 2 shapes.**" in (checkout.live / PAGE).read_text()
+    shares = schemas.read_csv("shapley", checkout.live / DATA[3])
+    assert set(shares["factor"]) == {"b_layout", "stages", "swizzle"} and set(shares["corners"]) == {8}
+    assert shares.groupby("k")["share_percent"].sum().tolist() == pytest.approx([100, 100], abs=0.01)
 
 
 def test_a_second_run_plans_nothing_and_all_adds_only_pages(whole):
@@ -131,7 +142,7 @@ def test_recorded_factorials_are_rendered_without_a_gpu_and_traced(measured):
     readme.write_text(
         "".join(
             f"<!-- rungs:h200:gemm:{b} {e} -->\n"
-            for b in ("factorial", "corners", "effect:swizzle")
+            for b in ("factorial", "shapley", "corners", "effect:swizzle")
             for e in ("begin", "end")
         )
     )
@@ -170,13 +181,22 @@ def test_recorded_factorials_are_rendered_without_a_gpu_and_traced(measured):
     for cell in (
         f"results/recorded/h200/{PAGE}:{ALONE[0]}",
         f"results/recorded/h200/{PAGE}:swizzle",
+        f"results/recorded/h200/{PAGE}:b_layout+stages:512x512x256",
         "README.md:swizzle",
         f"README.md:{ALONE[0]}:512x512x256",
         "results/recorded/h200/README.md:S3",
     ):
         traced = measured.rungs("trace", cell)
         assert traced.code == 0 and "made again from the rounds: the same figures" in traced.text, traced.text
-    assert "over 4 contexts" in measured.rungs("trace", "README.md:swizzle").text
+    said = measured.rungs("trace", "README.md:swizzle").text
+    assert "over 4 contexts" in said and "share, 8 corners" in said and "% of the whole" in said
+    assert said.count("made again from the rounds: the same figures") == 2, "effects and Shapley values"
+    path = recorded / DATA[3]
+    text = path.read_text()
+    path.write_text(text.replace(",8,8,", ",7,8,", 1))
+    broken = measured.rungs("trace", f"results/recorded/h200/{PAGE}:b_layout:512x512x256")
+    assert broken.code == 1 and "made again from the rounds: other figures" in broken.text
+    path.write_text(text)
     path = recorded / DATA[1]
     rows = path.read_text().splitlines(True)
     at = next(i for i, row in enumerate(rows) if row.startswith("b_layout,0,1,512,512,256,4,"))

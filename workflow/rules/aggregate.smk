@@ -53,7 +53,7 @@ rule effects:
         python=PYTHON,
         arch=arch_of,
         limits=limits(),
-        code=module_hash("effects", "aggregate", "stats", "bootstrap"),
+        code=module_hash("effects", "shapley", "aggregate", "stats", "bootstrap"),
     shell:
         "{params.python:q} -m rungs effects --results results/{wildcards.results_set:q}"
         " --experiment {wildcards.experiment:q} --arch {params.arch:q} &> {log:q}"

@@ -259,9 +259,9 @@ def figures(*kinds):
 
 def factorial_figures(live=WHOLE):
     return [
-        f"results/{s}/figures/{e}/effect_{factor}.{ending}"
+        f"results/{s}/figures/{e}/{name}.{ending}"
         for s, e in rendered_factorials(live)
-        for factor in FACTORIALS[e]
+        for name in (*(f"effect_{factor}" for factor in FACTORIALS[e]), *(f"shapley_{picture}" for picture in SHAPLEY))
         for ending in ("svg", "png")
     ]
 
@@ -375,7 +375,9 @@ def measured_here(experiment, variants):
 
 DATA = ("shapes", "steps", "changes", "floor", "counters", "coverage")
 POINT_DATA = ("points", *DATA[1:])
-FACTORIAL_DATA = ("corners", "effects", "factorial_coverage")
+FACTORIAL_DATA = ("corners", "effects", "interactions", "shapley", "factorial_coverage")
+SHAPLEY = ("bars", "map")
+"""Pictures of Shapley values."""
 
 
 def data_in(results_set, experiment):

@@ -81,9 +81,23 @@ for factorial_experiment in FACTORIALS:
                 subcategory="factorial",
                 labels={"set": "{results_set}"},
             ),
+            report(
+                expand(
+                    "results/{{results_set}}/figures/{{experiment}}/shapley_{picture}.svg",
+                    picture=SHAPLEY,
+                ),
+                caption="../report/shapley.rst",
+                category="{experiment}",
+                subcategory="factorial",
+                labels={"set": "{results_set}"},
+            ),
             expand(
                 "results/{{results_set}}/figures/{{experiment}}/effect_{factor}.png",
                 factor=FACTORIALS[factorial_experiment],
+            ),
+            expand(
+                "results/{{results_set}}/figures/{{experiment}}/shapley_{picture}.png",
+                picture=SHAPLEY,
             ),
         log:
             "logs/{results_set}/plot_effects/{experiment}.log",
@@ -94,11 +108,14 @@ for factorial_experiment in FACTORIALS:
         params:
             python=PYTHON,
             factors=FACTORIALS[factorial_experiment],
+            pictures=SHAPLEY,
             stale=stale_in,
-            code=module_hash("plots", "effects"),
+            code=module_hash("plots", "effects", "shapley", "shapleyplots"),
         shell:
             "{params.python:q} -m rungs plot effect --results results/{wildcards.results_set:q}"
             " --experiment {wildcards.experiment:q} --of {params.factors:q} &> {log:q}"
+            " && {params.python:q} -m rungs plot shapley --results results/{wildcards.results_set:q}"
+            " --experiment {wildcards.experiment:q} --of {params.pictures:q} &>> {log:q}"
 
 
 # As above: which figures an experiment of points has is its workload's.
@@ -188,7 +205,7 @@ rule make_factorial:
     params:
         python=PYTHON,
         stale=stale_in,
-        code=module_hash("factorial", "tables"),
+        code=module_hash("factorial", "decomposition", "shapley", "tables"),
     shell:
         "{params.python:q} -m rungs factorial --results results/{wildcards.results_set:q}"
         " --experiment {wildcards.experiment:q} &> {log:q}"
@@ -210,7 +227,7 @@ rule make_index:
         experiments=experiments_in,
         factorials=factorials_in,
         stale=stale_in,
-        code=module_hash("tables", "factorial", "pages", *WORKLOADS),
+        code=module_hash("tables", "factorial", "decomposition", "pages", *WORKLOADS),
     shell:
         "{params.python:q} -m rungs tables --results results/{wildcards.results_set:q}"
         " --factorial {params.factorials:q} --index {params.experiments:q} &> {log:q}"

@@ -155,7 +155,9 @@ def aggregate(results: Path, experiment: Experiment, arch: str, variants: Sequen
     chip, shares = measured.device.chip, shares_of(measured)
     gemm = experiment.workload == GEMM
     rows = {
-        "shapes" if gemm else "points": shape_rows(measured, shares) if gemm else _point_rows(measured, shares),
+        "shapes" if gemm else "points": shape_rows(measured, shares, spreads_of(measured))
+        if gemm
+        else _point_rows(measured, shares),
         "steps": _step_rows(measured, steps),
         "changes": [row for step in steps for row in _changes(step, recordings.inspects)],
         "floor": _floor_rows(measured),
@@ -419,7 +421,11 @@ DIGITS = {
     "mhz_low": 0,
     "mhz_high": 0,
     "power_w": 1,
+    "gain_log": 6,
     "gain_percent": 4,
+    "total_percent": 4,
+    "total_low_percent": 4,
+    "total_high_percent": 4,
     "low_percent": 4,
     "high_percent": 4,
     "claim_low_percent": 4,
@@ -497,24 +503,32 @@ def shares_of(measured: Measured) -> dict[tuple[str, Shape], stats.Median]:
 
 
 def spreads_of(measured: Measured) -> dict[Shape, stats.Spread]:
-    """By how much a rung's log-share of the control differs from job to job, from the floor jobs of one binary.
+    """By how much a binary's log-share of the control differs from job to job, of each shape by itself.
 
-    Empty without floor jobs: then nothing says whether shares of two jobs differ.
+    From every binary that several jobs timed: the floor jobs' arms, and each rung in its own job and as predecessor in those
+    of others. Empty where there is none: then nothing says whether shares of two jobs differ.
     """
-    medians: dict[str, dict[Shape, list[float]]] = {name: {} for name in _classes(measured.experiment)}
+    jobs: list[Arms] = [*measured.arms.values(), *measured.floor_arms]
+    spreads = {}
     for shape in measured.shapes:
-        medians[measured.shape_class(shape)][shape] = []
-    for recording, arms in zip(measured.recordings.floors, measured.floor_arms, strict=True):
-        for shape, here in arms.items():
-            rung, control = here.get(recording.manifest["variant"]), here.get("control")
-            if rung and control and rung.status == control.status == "ok" and len(log := paired(control, rung)):
-                medians[measured.shape_class(shape)].setdefault(shape, []).append(float(np.median(log)))
-    return {shape: spread for group in medians.values() for shape, spread in stats.spreads_of(group).items()}
+        ratios: dict[str, dict[int, NDArray[np.float64]]] = defaultdict(dict)
+        for job, arms in enumerate(jobs):
+            here = arms.get(shape, {})
+            for name in here if "control" in here else ():
+                if name not in ("twin", "control"):
+                    ratios[name][job] = paired(here["control"], here[name])
+        repeated = {name: found for name, found in ratios.items() if len(found) > 1}
+        medians = {n: {job: stats.median_error(log) for job, log in found.items()} for n, found in repeated.items()}
+        if spread := stats.spread_between_jobs(medians):
+            spreads[shape] = spread
+    return spreads
 
 
-def shape_rows(measured: Measured, shares: Mapping[tuple[str, Shape], stats.Median]) -> list[dict[str, Any]]:
-    """A row per variant asked for and shape, with `shares_of` what was read."""
-    recordings, spreads, rows = measured.recordings, spreads_of(measured), []
+def shape_rows(
+    measured: Measured, shares: Mapping[tuple[str, Shape], stats.Median], spreads: Mapping[Shape, stats.Spread]
+) -> list[dict[str, Any]]:
+    """A row per variant asked for and shape, with `shares_of` and `spreads_of` what was read."""
+    recordings, rows = measured.recordings, []
     for variant in measured.asked:
         recording = recordings.sweeps.get(variant.name)
         common = {

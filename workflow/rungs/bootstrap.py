@@ -62,15 +62,14 @@ def median_error(log_ratios: ArrayLike, seed: int = SEED) -> Median:
     if data.ndim != 1 or not np.isfinite(data).all():
         raise ValueError(f"log-ratios must be a vector of finite numbers, not shape {data.shape}")
     rounds = data.size
-    value = float(np.median(data)) if rounds else math.nan
+    value = float(_middle(np.sort(data))) if rounds else math.nan
     if rounds < FEWEST:
         return Median(value, math.inf, 1.0, rounds)
     block = block_length(rounds)
     index, noise = _draws(rounds, block, seed)
     # Deviations fit in 32 bits, where a sort is a tenth of numpy's 64-bit partition.
     deviation = (data - value).astype(np.float32)
-    lower, upper = np.percentile(deviation, [25, 75])
-    bandwidth = 0.9 * min(float(deviation.std()), float(upper - lower) / 1.349) * rounds**-0.2
+    bandwidth = 0.9 * min(float(deviation.std()), _quartiles_apart(np.sort(deviation)) / 1.349) * rounds**-0.2
     resampled = np.sort(deviation[index] + np.float32(bandwidth) * noise, axis=1)
     medians = resampled[:, (rounds - 1) // 2] + resampled[:, rounds // 2]
     error = float(medians.std(ddof=1, dtype=np.float64)) / 2
@@ -82,6 +81,23 @@ def median_interval(log_ratios: ArrayLike, level: float = 0.95, seed: int = SEED
     """(median, low, high) of `log_ratios`, shape (rounds,), at that level. Infinite ends under `FEWEST` rounds."""
     median = median_error(log_ratios, seed)
     return median.value, *median.interval(level)
+
+
+def _middle(ordered: NDArray[np.float64]) -> np.float64:
+    """What numpy's median gives of sorted numbers, without the tenth of a millisecond that it takes to."""
+    return (ordered[(ordered.size - 1) // 2] + ordered[ordered.size // 2]) / 2
+
+
+def _quartiles_apart(ordered: NDArray[np.float32]) -> float:
+    """The 75th less the 25th percentile of sorted numbers as numpy gives them, in as little time."""
+
+    def quantile(share: float) -> float:
+        place = (ordered.size - 1) * share
+        below, above = ordered[int(place)], ordered[min(int(place) + 1, ordered.size - 1)]
+        rest, step = place - int(place), float(above - below)
+        return float(above) - step * (1 - rest) if rest >= 0.5 else float(below) + step * rest
+
+    return quantile(0.75) - quantile(0.25)
 
 
 @functools.lru_cache(maxsize=32)

@@ -138,11 +138,17 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--arch", required=True)
 
     p = verb("plot", _plot, "draw figures of a results set")
-    p.add_argument("kinds", nargs="+", choices=("heatmap", "ladder", "waterfall", "effect", "counts", "points"))
+    p.add_argument(
+        "kinds", nargs="+", choices=("heatmap", "ladder", "waterfall", "effect", "shapley", "counts", "points")
+    )
     p.add_argument("--results", type=Path, required=True)
     p.add_argument("--experiment", required=True)
     p.add_argument(
-        "--of", nargs="+", required=True, metavar="NAME", help="ladders, factors for `effect`, figures for `points`"
+        "--of",
+        nargs="+",
+        required=True,
+        metavar="NAME",
+        help="ladders, factors for `effect`, `bars` and `map` for `shapley`, figures for `points`",
     )
 
     p = verb("tables", _tables, "Markdown tables of a results set")
@@ -474,6 +480,13 @@ def _plot(a: argparse.Namespace) -> None:
         old = provenance.stale(a.results, [a.experiment])
         for name in a.of:
             curves.draw(a.results, a.experiment, name, old)
+        return
+    if a.kinds == ["shapley"]:
+        from rungs import shapleyplots
+
+        old = provenance.stale(a.results, [a.experiment])
+        for name in a.of:
+            shapleyplots.draw(a.results, a.experiment, name, old)
         return
     ladders = load_experiment(a.experiment).ladders
     shown = [variant.name for name in a.of if name in ladders for variant in ladders[name].rungs.values()]

@@ -1,26 +1,33 @@
 """The factorial: what each level of a factor buys, averaged over every combination of the other factors.
 
-From `results/<set>/csv` to `corners.csv` (every variant), `effects.csv` (every pair of levels) and `factorial_coverage.csv`
-(the variants that are on no ladder) under `results/<set>/data/<experiment>/`.
+From `results/<set>/csv` to `corners.csv` (every variant), `effects.csv` (every pair of levels), `interactions.csv` (every two
+pairs of neighbouring levels of two factors), `shapley.csv` (every factor, over all orders) and `factorial_coverage.csv` (the
+variants that are on no ladder) under `results/<set>/data/<experiment>/`.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from rungs import aggregate, schemas, stats
+from rungs import aggregate, schemas, shapley, stats
 from rungs.aggregate import TENSOR, WAVEFRONTS, Measured, Shape
 from rungs.errors import RungsError
 from rungs.variants import Experiment, Factor, Variant, load_experiment
 
-FRAMES = {"corners": "corners", "effects": "effects", "factorial_coverage": "coverage"}
+FRAMES = {
+    "corners": "corners",
+    "effects": "effects",
+    "interactions": "interactions",
+    "shapley": "shapley",
+    "factorial_coverage": "coverage",
+}
 """Name of the file -> schema of it."""
 NAMED = 4
 """More lost corners than these are a number in the reason; `corners.csv` has all of them."""
@@ -50,6 +57,39 @@ class Pair:
         return " > ".join(self.factor.levels[level].title for level in (self.source, self.target))
 
 
+@dataclass(frozen=True)
+class Crossing:
+    """Two neighbouring levels of a factor and two of another, and the contexts in which all four combinations go together.
+
+    A context is the variants (both at the source, `factor` moved, `other` moved, both moved). `excluded`: assignments of the
+    remaining factors with which one of the four does not go.
+    """
+
+    factor: Factor
+    source: int
+    target: int
+    other: Factor
+    other_source: int
+    other_target: int
+    contexts: tuple[tuple[Variant, ...], ...]
+    excluded: int
+
+    @property
+    def name(self) -> str:
+        """As a table and `trace` write it: `load+read`."""
+        return f"{self.factor.name}+{self.other.name}"
+
+    @property
+    def title(self) -> str:
+        first = " > ".join(self.factor.levels[level].title for level in (self.source, self.target))
+        second = " > ".join(self.other.levels[level].title for level in (self.other_source, self.other_target))
+        return f"{first} with {second}"
+
+
+WORDS = {"faster": "more", "slower": "less"}
+"""Verdict of a gain -> of an interaction: the two changes together give more, or less, than each by itself would."""
+
+
 def run(results: Path, experiment_name: str, arch: str) -> None:
     """Write the factorial's CSVs of an experiment in a results set."""
     for name, frame in effects(results, load_experiment(experiment_name), arch).items():
@@ -66,22 +106,24 @@ def effects(results: Path, experiment: Experiment, arch: str) -> dict[str, pd.Da
             f"{experiment.name} declares no factorial: add `factorial:` to its file, or ask for its ladders."
         )
     measured = aggregate.load(results, experiment, arch, [variant.name for variant in experiment.estimable()])
+    spreads = aggregate.spreads_of(measured)
     shares = aggregate.shares_of(measured)
     few = {key: share for key, share in shares.items() if not math.isfinite(share.error)}
     shares = {key: share for key, share in shares.items() if key not in few}
     counted = _counters(measured)
     rows = [
         row | counted.get((row["variant"], (row["m"], row["n"], row["k"])), {})
-        for row in aggregate.shape_rows(measured, shares | few)
+        for row in aggregate.shape_rows(measured, shares | few, spreads)
     ]
     for row in rows:
         if share := few.get((row["variant"], (row["m"], row["n"], row["k"]))):
             why = f"Only {share.rounds} rounds have both unflagged, and under {stats.FEWEST} there is no interval."
             row |= {"status": "flagged", "reason": why}
     corners: Corners = {(row["variant"], (row["m"], row["n"], row["k"])): row for row in rows}
+    found = estimates(measured, corners, shares, spreads)
     return {
         "corners": aggregate.frame_of("corners", rows),
-        "effects": aggregate.frame_of("effects", _effect_rows(measured, corners, shares)),
+        **{name: aggregate.frame_of(name, of_kind) for name, of_kind in found.items()},
         "factorial_coverage": aggregate.frame_of("coverage", _coverage(measured)),
     }
 
@@ -113,74 +155,216 @@ def pairs_of(experiment: Experiment) -> Iterator[Pair]:
             yield Pair(factor, source, target, tuple(contexts), excluded)
 
 
-def _effect_rows(
-    measured: Measured, corners: Corners, shares: Mapping[tuple[str, Shape], stats.Median]
-) -> list[dict[str, Any]]:
-    spreads, rows, found = aggregate.spreads_of(measured), [], []
-    for pair in pairs_of(measured.experiment):
-        for shape in measured.shapes:
-            row, effect = _effect(pair, shape, corners, shares, spreads.get(shape))
-            rows.append(row)
-            found.append(effect)
-    claims = sum(effect is not None for effect in found)
-    for row, effect in zip(rows, found, strict=True):
+def crossings_of(experiment: Experiment) -> Iterator[Crossing]:
+    """Every pair of neighbouring levels of a factor with every such pair of each factor behind it.
+
+    Pairs that are further apart are left out: their interaction is the sum of those between.
+    """
+    estimable = {variant.levels: variant for variant in experiment.estimable()}
+    for factor, other in itertools.combinations(experiment.factors.values(), 2):
+        rest = [f for f in experiment.factors.values() if f not in (factor, other)]
+        for near, far in itertools.product(itertools.pairwise(factor.levels), itertools.pairwise(other.levels)):
+            contexts, excluded = [], 0
+            for values in itertools.product(*(f.levels for f in rest)):
+                fixed = dict(zip((f.name for f in rest), values, strict=True))
+                four = []
+                for b, a in itertools.product(far, near):
+                    levels = {**fixed, factor.name: a, other.name: b}
+                    four.append(estimable.get(tuple((name, levels[name]) for name in experiment.factors)))
+                together = tuple(variant for variant in four if variant)
+                if len(together) == 4:
+                    contexts.append(together)
+                else:
+                    excluded += 1
+            yield Crossing(factor, *near, other, *far, tuple(contexts), excluded)
+
+
+Found = list[tuple[dict[str, Any], stats.Effect | None]]
+"""Rows without their verdicts, each with its estimate; None where there is nothing to estimate it from."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What the rounds of one shape say: why each variant has none, their log-shares and how these differ from job to job."""
+
+    shape: Shape
+    corners: Corners
+    shares: Mapping[tuple[str, Shape], stats.Median]
+    spread: stats.Spread | None
+
+    def share(self, name: str) -> stats.Median:
+        return self.shares[name, self.shape]
+
+    def lost(self, variants: Sequence[Variant]) -> dict[str, str]:
+        """Those of the variants that were not timed, or in too few rounds, each with its word."""
+        return {
+            variant.name: self.corners[variant.name, self.shape]["status"]
+            for variant in variants
+            if (variant.name, self.shape) not in self.shares
+        }
+
+    def row(self) -> dict[str, Any]:
+        spread = stats.percent(self.spread.deviation) if self.spread else None
+        where = dict(zip(("m", "n", "k"), self.shape, strict=True))
+        return {**where, "spread_percent": spread, "verdict": "none", "status": "ok", "reason": ""}
+
+
+def estimates(
+    measured: Measured,
+    corners: Corners,
+    shares: Mapping[tuple[str, Shape], stats.Median],
+    spreads: Mapping[Shape, stats.Spread],
+) -> dict[str, list[dict[str, Any]]]:
+    """The rows of `effects`, `interactions` and `shapley`. Each table's intervals are corrected for its own claims."""
+    experiment = measured.experiment
+    pairs, crossings, game = list(pairs_of(experiment)), list(crossings_of(experiment)), shapley.game_of(experiment)
+    rounds = [Rounds(shape, corners, shares, spreads.get(shape)) for shape in measured.shapes]
+    found: dict[str, Found] = {
+        "effects": [_effect(pair, here) for pair in pairs for here in rounds],
+        "interactions": [_interaction(crossing, here) for crossing in crossings for here in rounds],
+        "shapley": [shapley_value(game, player, here) for player in game.players for here in rounds]
+        + [_on_top(game, *top, here) for top in game.on_top for here in rounds],
+    }
+    return {
+        name: _judged(measured, of_kind, WORDS if name == "interactions" else {}) for name, of_kind in found.items()
+    }
+
+
+def _judged(measured: Measured, found: Found, words: Mapping[str, str]) -> list[dict[str, Any]]:
+    claims = sum(effect is not None for _, effect in found)
+    rows = []
+    for row, effect in found:
         if effect:
             row |= _judge(effect, measured.floors[measured.shape_class((row["m"], row["n"], row["k"]))], claims, row)
+            row["verdict"] = words.get(row["verdict"], row["verdict"])
+        rows.append(row)
     return rows
 
 
-def _effect(
-    pair: Pair,
-    shape: Shape,
-    corners: Corners,
-    shares: Mapping[tuple[str, Shape], stats.Median],
-    spread: stats.Spread | None,
-) -> tuple[dict[str, Any], stats.Effect | None]:
-    """The row of two levels at one shape, without its verdict, and the mean over the contexts that were timed.
+@dataclass(frozen=True)
+class Contexts:
+    """The contexts of a pair or a crossing at one shape: those that were timed, and how many are not there and why.
 
-    A context that was not timed, or in too few rounds, is left out whole, so that a lost corner never shifts the mean by
-    what else its levels are worth; it is counted and its corner is named.
+    A context of which a variant was not timed, or in too few rounds, is left out whole, so that a lost corner never shifts
+    the mean by what else its levels are worth; it is counted and its corner is named.
     """
-    timed, absent, lost = [], 0, 0
-    gone: dict[str, str] = {}
-    for context in pair.contexts:
-        states = {variant.name: corners[variant.name, shape]["status"] for variant in context}
-        bad = {name: state for name, state in states.items() if (name, shape) not in shares}
-        if not bad:
-            timed.append((context[0].name, context[1].name))
-        elif "not on this chip" in bad.values():
-            absent += 1
-        else:
-            lost += 1
-            gone |= bad
-    row: dict[str, Any] = {
+
+    timed: list[tuple[str, ...]]
+    row: dict[str, Any]
+
+    @classmethod
+    def of(cls, contexts: Sequence[tuple[Variant, ...]], excluded: int, title: str, rounds: Rounds) -> Contexts:
+        timed, absent, lost = [], 0, 0
+        gone: dict[str, str] = {}
+        for context in contexts:
+            bad = rounds.lost(context)
+            if not bad:
+                timed.append(tuple(variant.name for variant in context))
+            elif "not on this chip" in bad.values():
+                absent += 1
+            else:
+                lost += 1
+                gone |= bad
+        row = {**rounds.row(), "contexts": len(timed), "not_estimable": excluded + absent, "lost": lost}
+        if timed and lost:
+            row["reason"] = f"Fewer contexts than there are: {_lost(gone)}."
+        elif not timed:
+            row["status"] = next(iter(gone.values()), "not estimable")
+            row["reason"] = f"No context was timed: {_lost(gone)}." if lost else f"{title}: {_excluded(absent)}."
+        return cls(timed, row)
+
+
+def _effect(pair: Pair, rounds: Rounds) -> tuple[dict[str, Any], stats.Effect | None]:
+    """The row of two levels at one shape, and the mean over the contexts that were timed."""
+    contexts = Contexts.of(pair.contexts, pair.excluded, pair.title, rounds)
+    row = contexts.row | {
         "factor": pair.factor.name,
         "source_level": pair.source,
         "target_level": pair.target,
-        **dict(zip(("m", "n", "k"), shape, strict=True)),
-        "spread_percent": stats.percent(spread.deviation) if spread else None,
-        "contexts": len(timed),
-        "not_estimable": pair.excluded + absent,
-        "lost": lost,
         "least_source": "",
         "least_target": "",
         "most_source": "",
         "most_target": "",
-        "verdict": "none",
-        "status": "ok",
-        "reason": f"Fewer contexts than there are: {_lost(gone)}." if lost else "",
     }
-    if not timed:
-        why = f"No context was timed: {_lost(gone)}." if lost else f"{pair.title}: {_excluded(absent)}."
-        return row | {"status": next(iter(gone.values()), "not estimable"), "reason": why}, None
-    gains = {both: shares[both[1], shape].value - shares[both[0], shape].value for both in timed}
+    if not contexts.timed:
+        return row, None
+    gains = {(a, b): rounds.share(b).value - rounds.share(a).value for a, b in contexts.timed}
     for word, (source, target) in (
         ("least", min(gains, key=gains.__getitem__)),
         ("most", max(gains, key=gains.__getitem__)),
     ):
         row |= {f"{word}_percent": stats.percent(gains[source, target])}
         row |= {f"{word}_source": source, f"{word}_target": target}
-    return row, stats.mean_effect([(shares[a, shape], shares[b, shape]) for a, b in timed], spread)
+    return row, stats.mean_effect([(rounds.share(a), rounds.share(b)) for a, b in contexts.timed], rounds.spread)
+
+
+def _interaction(crossing: Crossing, rounds: Rounds) -> tuple[dict[str, Any], stats.Effect | None]:
+    """By how much one change gains more after the other than before it: the mean over contexts of both - either + neither."""
+    contexts = Contexts.of(crossing.contexts, crossing.excluded, crossing.title, rounds)
+    row = contexts.row | {
+        "factor": crossing.factor.name,
+        "source_level": crossing.source,
+        "target_level": crossing.target,
+        "other": crossing.other.name,
+        "other_source_level": crossing.other_source,
+        "other_target_level": crossing.other_target,
+    }
+    if not contexts.timed:
+        return row, None
+    n = len(contexts.timed)
+    terms = (
+        (sign / n, rounds.share(name))
+        for four in contexts.timed
+        for sign, name in zip((1, -1, -1, 1), four, strict=True)
+    )
+    return row, stats.contrast(terms, rounds.spread)
+
+
+def shapley_value(game: shapley.Game, player: str, rounds: Rounds) -> tuple[dict[str, Any], stats.Effect | None]:
+    """The row of a factor at one shape, and its Shapley value: nothing unless every corner was timed."""
+    row = _shapley_row("share", player, game.start.level(player), game.goal.level(player), len(game.corners), rounds)
+    corners = [variant for variant in game.corners.values() if variant]
+    gone = rounds.lost(corners)
+    row["corners"] = len(corners) - len(gone)
+    if excluded := len(game.corners) - len(corners):
+        reason = f"{excluded} of {len(game.corners)} corners are levels that do not go together."
+        return row | {"status": "not estimable", "reason": reason}, None
+    if gone:
+        return row | {"status": "not estimable", "reason": f"A corner is never filled in: {_lost(gone)}."}, None
+    weights = shapley.weights(game.players, player)
+    medians = [rounds.share(variant.name) for variant in corners]
+    part = [weights[moved] for moved in game.corners]
+    whole = [float((moved == frozenset(game.players)) - (not moved)) for moved in game.corners]
+    total = stats.contrast(zip(whole, medians, strict=True), rounds.spread)
+    share = stats.share(part, whole, medians, rounds.spread)
+    row["total_percent"] = stats.percent(total.value)
+    if math.isfinite(total.error):
+        low, high = total.interval()
+        row |= {"total_low_percent": stats.percent(low), "total_high_percent": stats.percent(high)}
+    if math.isfinite(share.value):
+        row["share_percent"] = 100 * share.value
+    if math.isfinite(share.high):
+        row |= {"share_low_percent": 100 * share.low, "share_high_percent": 100 * share.high}
+    elif rounds.spread:
+        row["reason"] = "The whole gain is not clear of 0, so that a share of it has no interval."
+    return row, stats.contrast(zip(part, medians, strict=True), rounds.spread)
+
+
+def _on_top(
+    game: shapley.Game, factor: str, level: int, top: Variant, rounds: Rounds
+) -> tuple[dict[str, Any], stats.Effect | None]:
+    """The row of one change of the goal at one shape, and what it gains."""
+    row = _shapley_row("on top", factor, game.goal.level(factor), level, 2, rounds)
+    gone = rounds.lost([game.goal, top])
+    row["corners"] = 2 - len(gone)
+    if gone:
+        return row | {"status": "not estimable", "reason": f"A corner is never filled in: {_lost(gone)}."}, None
+    return row, stats.contrast([(-1, rounds.share(game.goal.name)), (1, rounds.share(top.name))], rounds.spread)
+
+
+def _shapley_row(part: str, factor: str, source: int, target: int, wanted: int, rounds: Rounds) -> dict[str, Any]:
+    levels = {"source_level": source, "target_level": target}
+    return rounds.row() | {"part": part, "factor": factor, **levels, "wanted": wanted}
 
 
 def _lost(gone: Mapping[str, str]) -> str:
@@ -198,12 +382,15 @@ def _judge(effect: stats.Effect, floor: stats.Floor | None, claims: int, row: Ma
     """Gain, intervals, floor and verdict, on log-ratios, told in percent. No claim is made under the floor."""
     low, high = effect.interval()
     claim_low, claim_high = effect.interval(stats.claim_level(claims))
-    judged: dict[str, Any] = {"gain_percent": stats.percent(effect.value)}
-    if not math.isfinite(high) or floor is None:
+    judged: dict[str, Any] = {"gain_log": effect.value, "gain_percent": stats.percent(effect.value)}
+    if not math.isfinite(high):
         why = "The spread from job to job was not measured, so that no claim is made."
         return judged | {"reason": f"{row['reason']} {why}".strip()}
     judged |= {"low_percent": stats.percent(low), "high_percent": stats.percent(high)}
     judged |= {"claim_low_percent": stats.percent(claim_low), "claim_high_percent": stats.percent(claim_high)}
+    if floor is None:
+        why = "The floor of this shape class was not measured, so that no claim is made."
+        return judged | {"reason": f"{row['reason']} {why}".strip()}
     return judged | {
         "floor_percent": stats.percent(floor.value),
         "verdict": stats.verdict(claim_low, claim_high, floor.value),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rungs import aggregate, effects, schemas
+from rungs import aggregate, decomposition, effects, schemas
 from rungs.files import write_text
 from rungs.tables import (
     DAGGER,
@@ -29,8 +29,7 @@ from rungs.tables import (
 )
 from rungs.variants import Experiment, Factor, Variant, load_experiment
 
-FEWER = "§"
-"""Marks a mean over fewer contexts than there are."""
+FEWER = decomposition.FEWER
 SHOWN = 10
 """How many of the best and of the worst variants are listed."""
 
@@ -41,7 +40,7 @@ def write(results: Path, name: str, stale: Mapping[str, str] | None = None) -> N
 
 
 def read_source(results: Path, experiment: str | Experiment, stale: Mapping[str, str] | None = None) -> Source:
-    """What the tables of a factorial are made of: its three frames, and the floor and the steps of its experiment."""
+    """What the tables of a factorial are made of: its frames, and the floor and the steps of its experiment."""
     experiment = load_experiment(experiment) if isinstance(experiment, str) else experiment
     data = effects.read_data(results, experiment.name)
     floor = schemas.read_csv("floor", results / "data" / experiment.name / "floor.csv")
@@ -56,6 +55,8 @@ def render(results: Path, experiment: str | Experiment, stale: Mapping[str, str]
     name = source.experiment.name
     parts = [f"# The factorial of {name} on {source.facts.gpu}", _what_it_is(source), coverage_table(source)]
     parts += [missing(source), "## Every effect", effect_tables(source)]
+    parts += ["## Shapley shares", decomposition.shapley_section(source, f"../figures/{name}")]
+    parts += ["## Interactions", decomposition.interaction_section(source)]
     for factor in _varied(source.experiment):
         parts += [f"## {factor.name}: {factor.title}", factor_block(source, factor.name, f"../figures/{name}")]
     return "\n\n".join([*parts, "## Best and worst", corner_table(source)]) + "\n"
@@ -68,10 +69,11 @@ def overview(results: Path, experiment: str | Experiment, stale: Mapping[str, st
 
 
 def blocks(results: Path, experiment: str | Experiment, stale: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Block name -> Markdown for the README: `<experiment>:factorial`, `:corners` and `:effect:<factor>`."""
+    """Block name -> Markdown for the README: `<experiment>:factorial`, `:shapley`, `:corners` and `:effect:<factor>`."""
     source = read_source(results, experiment, stale)
     name, figures = source.experiment.name, figures_of(source)
     found = {f"{name}:factorial": overview(results, experiment, stale), f"{name}:corners": corner_table(source)}
+    found[f"{name}:shapley"] = decomposition.shapley_block(source)
     return found | {
         f"{name}:effect:{factor.name}": factor_block(source, factor.name, figures)
         for factor in _varied(source.experiment)
@@ -96,8 +98,8 @@ def _what_it_is(source: Source) -> str:
         f"{source.experiment.question} Every combination of levels that goes together is a variant: {count} of them{but}. The effect"
         " of a level is the geometric mean of the gain over its contexts, the combinations of the other factors with which both levels"
         f" were timed; a gain is the ratio of two shares of {source.facts.control}. Each variant has a job of its own, so that an"
-        " interval holds the bootstrap error of every job and the spread from job to job that the floor jobs show, that of the shape"
-        " or of its class, whichever is larger, with one degree of freedom fewer than there are floor jobs."
+        " interval holds the bootstrap error of every job and the spread from job to job at the shape, which every binary that several"
+        " jobs timed shows: in the floor jobs, and as a rung and as another's predecessor."
     )
 
 

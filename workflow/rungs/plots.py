@@ -146,7 +146,7 @@ def plot_heatmap(
         for step in ladder.steps
         if step.label in set(frame["step"])
     ]
-    figure = _maps(
+    figure = maps(
         panels, f"{experiment.name}, ladder {ladder.name}: gain of each step on {facts.gpu}", cell=(0.86, 0.36)
     )
     footer(figure, facts, rungs_of(data["shapes"], ladder), stale)
@@ -164,7 +164,7 @@ def plot_effect(
             here = frame[(frame["source_level"] == pair.source) & (frame["target_level"] == pair.target)]
             panels.append(_effect_panel(pair, here, stale))
     title = f"{experiment.name}: effect of {factor} ({experiment.factors[factor].title}) on {facts.gpu}"
-    figure = _maps(panels, title, cell=(1.08, 0.5))
+    figure = maps(panels, title, cell=(1.08, 0.5))
     note = "mean over the contexts, beneath it their smallest and largest gain"
     if frame["lost"].sum():
         note += "  ·  § variants are missing: fewer contexts"
@@ -172,7 +172,7 @@ def plot_effect(
     return figure
 
 
-def _maps(panels: Sequence[Panel], title: str, cell: tuple[float, float]) -> Figure:
+def maps(panels: Sequence[Panel], title: str, cell: tuple[float, float]) -> Figure:
     """Panels side by side, at most five in a row, on one scale of colour. `cell`: width and height in inches."""
     shapes = {shape for panel in panels for shape in panel.rows}
     sizes, depths = sorted({shape[:2] for shape in shapes}), sorted({shape[2] for shape in shapes})

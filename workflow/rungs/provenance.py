@@ -363,7 +363,7 @@ def trace(cell: str, verbose: bool = False) -> int:
 
 
 def _parse_cell(cell: str) -> tuple[Path, str, tuple[int, ...] | None]:
-    match = re.fullmatch(r"(?P<table>.+?\.md):(?P<name>[A-Za-z0-9_>]+)(?::(?P<shape>\d+(?:[x,]\d+)*))?", cell)
+    match = re.fullmatch(r"(?P<table>.+?\.md):(?P<name>[A-Za-z0-9_>+]+)(?::(?P<shape>\d+(?:[x,]\d+)*))?", cell)
     if not match:
         raise RungsError(
             f"{cell!r} names no cell: give <table>:<rung or step>[:MxNxK], for example results/recorded/h200/md/gemm.md:B3."
@@ -390,7 +390,7 @@ def _sets_behind(table: Path, name: str) -> list[tuple[Path, Experiment]]:
         for experiment_name in experiment_names():
             experiment = load_experiment(experiment_name)
             folder = results / "csv" / "sweep" / experiment_name
-            if name in experiment.factors:
+            if _of_factors(experiment, name):
                 there = (results / "data" / experiment_name / "effects.csv").is_file()
             else:
                 target = _target(experiment, name)
@@ -420,6 +420,11 @@ def _experiment_of(page: Path) -> str:
     return name
 
 
+def _of_factors(experiment: Experiment, name: str) -> bool:
+    """Whether it is a factor (`load`) or an interaction of two (`load+read`), which come from every variant."""
+    return set(name.split("+")) <= set(experiment.factors)
+
+
 def _target(experiment: Experiment, name: str) -> str | None:
     """The variant that a rung, a step or a variant's name leads to; None where the experiment has no such name."""
     try:
@@ -436,9 +441,9 @@ def chain(
     A factor's effects come from the rounds of every variant, which is one link: they are made again. Raises RungsError for
     a name that the experiment has not.
     """
-    target = "" if name in experiment.factors else experiment.variant(name.split(">")[-1]).name
+    target = "" if _of_factors(experiment, name) else experiment.variant(name.split(">")[-1]).name
     text = table.read_text(encoding="utf-8")
-    shown = re.search(rf"(?<![A-Za-z0-9_>]){re.escape(name)}(?![A-Za-z0-9_>])", text) is not None
+    shown = re.search(rf"(?<![A-Za-z0-9_>+]){re.escape(name)}(?![A-Za-z0-9_>+])", text) is not None
     yield Link(f"{table} {'shows' if shown else 'does not show'} {name}", shown)
     if (results / "csv" / "emulate" / experiment.name).is_dir():
         yield from _emulated_links(results, experiment, experiment.variant(name.split(">")[-1]).name)
@@ -489,10 +494,11 @@ def _data_links(
 ) -> Iterator[Link]:
     from rungs import aggregate, effects
 
-    alone = bool(target) and ">" not in name and not experiment.rung_names(experiment.variant(target))
     if not target:
-        kind, column, value = "effects", "factor", name
-    elif ">" in name:
+        yield from _factor_links(results, experiment, name, shape)
+        return
+    alone = ">" not in name and not experiment.rung_names(experiment.variant(target))
+    if ">" in name:
         kind, column, value = "steps", "step", name
     else:
         own = "corners" if alone else "shapes" if experiment.workload == GEMM else "points"
@@ -521,20 +527,10 @@ def _data_links(
         yield Link(f"  not made again: {error}", False)
         return
     again = schemas.parse_csv(schema, remade.to_csv(index=False, lineterminator="\n"), "the data made again")
-    again = again[again[column] == value]
-    same = rows.reset_index(drop=True).equals(
-        again.merge(rows[axes].drop_duplicates(), on=axes, how="inner").reset_index(drop=True)
-    )
-    yield Link(
-        "  made again from the rounds: the same figures" if same else "  made again from the rounds: other figures",
-        same,
-    )
+    yield _made_again(rows, again[again[column] == value], axes)
     for row in rows.to_dict("records"):
         where = experiment.describe([row[axis] for axis in axes])
-        if kind == "effects" and row["gain_percent"] == row["gain_percent"]:
-            levels = f"{row['source_level']}>{row['target_level']} over {row['contexts']} contexts"
-            yield Link(f"  {where}: {levels} {row['gain_percent']:+.2f} %, {row['verdict']}")
-        elif kind == "steps":
+        if kind == "steps":
             yield Link(
                 f"  {where}: {row['gain_percent']:+.2f} % [{row['low_percent']:.2f}, {row['high_percent']:.2f}], {row['verdict']}"
                 if row["status"] == "ok"
@@ -549,6 +545,57 @@ def _data_links(
             )
         else:
             yield Link(f"  {where}: {row['status']}")
+
+
+def _made_again(rows: Any, again: Any, axes: list[str]) -> Link:
+    """Whether the rows are those that the rounds give now."""
+    again = again.merge(rows[axes].drop_duplicates(), on=axes, how="inner")
+    same = bool(rows.reset_index(drop=True).equals(again.reset_index(drop=True)))
+    return Link(f"  made again from the rounds: {'the same' if same else 'other'} figures", same)
+
+
+def _factor_links(results: Path, experiment: Experiment, name: str, shape: tuple[int, ...] | None) -> Iterator[Link]:
+    """The effects and Shapley values of a factor, or with `name` as `load+read` the interactions of two."""
+    from rungs import effects
+
+    results_set = results.resolve().relative_to(Path("results").resolve()).as_posix()
+    remade: Mapping[str, Any] = {}
+    try:
+        remade = effects.effects(results, experiment, settings.recorded_arch(results_set))
+    except RungsError as error:  # a file that was changed by hand is a link that does not hold
+        yield Link(f"  not made again: {error}", False)
+    axes, (factor, _, other) = list(experiment.axis_names), name.partition("+")
+    for kind in ("interactions",) if other else ("effects", "shapley"):
+        path = results / "data" / experiment.name / f"{kind}.csv"
+        every = schemas.read_csv(kind, path)
+        rows = at_shape(every, experiment, shape)
+        rows = rows[rows["factor"] == factor]
+        rows = rows[rows["other"] == other] if other else rows
+        if rows.empty and kind == "shapley":  # the factor has one level at both ends
+            continue
+        if rows.empty:
+            there = "" if shape is None else f" at {'x'.join(map(str, shape))}"
+            raise RungsError(f"{path} has no {name}{there}: its first column and shapes say what there is.")
+        yield Link(f"{path}: {len(rows)} rows of {name}", True)
+        if remade:
+            text = remade[kind].to_csv(index=False, lineterminator="\n")
+            again = schemas.parse_csv(kind, text, "the data made again")
+            again = again[again["factor"] == factor]
+            yield _made_again(rows, again[again["other"] == other] if other else again, axes)
+        for row in rows.to_dict("records"):
+            where = experiment.describe([row[axis] for axis in axes])
+            if row["gain_percent"] != row["gain_percent"]:
+                yield Link(f"  {where}: {row['status']}")
+                continue
+            levels = f"{row['source_level']}>{row['target_level']}"
+            if other:
+                levels += f" with {row['other_source_level']}>{row['other_target_level']}"
+            over = (
+                f"{row['part']}, {row['corners']} corners" if kind == "shapley" else f"over {row['contexts']} contexts"
+            )
+            whole = row.get("share_percent", float("nan"))
+            share = f", {whole:.1f} % of the whole" if whole == whole else ""
+            yield Link(f"  {where}: {levels} {over} {row['gain_percent']:+.2f} %{share}, {row['verdict']}")
 
 
 def at_shape(frame: Any, experiment: Experiment, shape: tuple[int, ...] | None) -> Any:

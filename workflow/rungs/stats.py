@@ -7,6 +7,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+
 from rungs.bootstrap import FEWEST, Median, block_length, median_error, median_interval
 
 __all__ = [
@@ -14,9 +16,11 @@ __all__ = [
     "Effect",
     "Floor",
     "Median",
+    "Share",
     "Spread",
     "block_length",
     "claim_level",
+    "contrast",
     "floor_of",
     "log_ratio",
     "mean_effect",
@@ -25,14 +29,17 @@ __all__ = [
     "percent",
     "rounds_to_decide",
     "shape_class",
-    "spread_of",
-    "spreads_of",
+    "share",
+    "spread_between_jobs",
     "verdict",
 ]
 
 T = TypeVar("T", bound=Hashable)
+U = TypeVar("U", bound=Hashable)
 SHORT_LOOP = 16
 CLASSES = ("short loop", "one wave", "many waves")
+LARGEST = 100.0
+"""The end of an interval that is as good as open: a log-ratio of few jobs at a level for thousands of claims."""
 MOST_ROUNDS = 100_000
 """A number of rounds beyond which the answer to "how many more" is "none that anyone would wait for"."""
 
@@ -56,8 +63,8 @@ class Floor:
 
 
 def percent(ratio: float) -> float:
-    """A log-ratio as a change in percent: log(1.1) is 10."""
-    return 100 * math.expm1(ratio)
+    """A log-ratio as a change in percent: log(1.1) is 10. Beyond `LARGEST` it stays there, a number that a CSV can hold."""
+    return 100 * math.expm1(min(ratio, LARGEST))
 
 
 def log_ratio(change: float) -> float:
@@ -128,38 +135,46 @@ class Spread:
     """By how much one quantity differs from job to job: a standard deviation and its degrees of freedom."""
 
     deviation: float
-    freedom: int
+    freedom: float
 
 
-def spread_of(medians: Iterable[Sequence[float]]) -> Spread | None:
-    """The spread over jobs, pooled over shapes: `medians` has per shape one value per job. None under two jobs.
+def spread_between_jobs(medians: Mapping[T, Mapping[U, Median]]) -> Spread | None:
+    """By how much a log-ratio to the control differs from job to job: `medians` is binary -> job -> that ratio there.
 
-    Each shape has a mean of its own and brings (jobs - 1) degrees of freedom; the deviations are taken as independent from
-    shape to shape. What the bootstrap error of a job adds to it stays in, so that the spread is rather too large.
+    With S the sum of squares of the medians about each binary's own mean, r = sum of (jobs - 1), and the bootstrap error e
+    of each median,
+
+        t^2 = (S - sum of (1 - 1/jobs) e^2) / r, at least 0
+
+    is without bias: within a binary all jobs differ, and what the rounds add to S is known and taken off. All log-ratios
+    of a job go through one control and may move together, which leaves S fewer degrees of freedom than r: with A the matrix
+    of S, and C 1 where two medians are of one job and else 0, r^2 / tr(ACAC) (Box, Annals of Mathematical Statistics 25,
+    1954). That is exact where the control is all that moves, and too few otherwise. Those of t^2 are Satterthwaite's
+    (Biometrics Bulletin 2, 1946). None where no binary was timed in two jobs.
     """
-    squares, freedom = 0.0, 0
-    for values in medians:
-        mean = sum(values) / len(values) if values else 0.0
-        squares += sum((value - mean) ** 2 for value in values)
-        freedom += max(len(values) - 1, 0)
-    return Spread(math.sqrt(squares / freedom), freedom) if freedom else None
+    known = [{job: m for job, m in jobs.items() if math.isfinite(m.error)} for jobs in medians.values()]
+    repeated = [jobs for jobs in known if len(jobs) > 1]
+    if not repeated:
+        return None
+    every = [median for jobs in repeated for median in jobs.values()]
+    number = {job: place for place, job in enumerate(dict.fromkeys(job for jobs in repeated for job in jobs))}
+    job = np.array([number[job] for jobs in repeated for job in jobs])
+    binary = np.repeat(np.arange(len(repeated)), [len(jobs) for jobs in repeated])
+    same = binary[:, None] == binary
+    centre = np.eye(len(every)) - same / same.sum(axis=1)
+    rank = float(np.trace(centre))
+    together = centre @ (job[:, None] == job)
+    value = np.array([median.value for median in every])
+    parts = [(float(value @ centre @ value) / rank, rank**2 / float((together * together.T).sum()))]
+    parts += [(-w * m.error**2 / rank, m.freedom) for w, m in zip(np.diag(centre).tolist(), every, strict=True)]
+    square = max(sum(part for part, _ in parts), 0.0)
+    return Spread(math.sqrt(square), _freedom(square, parts))
 
 
-def spreads_of(medians: Mapping[T, Sequence[float]]) -> dict[T, Spread]:
-    """The spread over jobs of each shape of one class: `medians` has per shape one value per job. Empty under two jobs.
-
-    Shapes of a class differ in it (the smallest problems most), and a deviation of few jobs may be small by chance: each
-    shape has the larger of its own and that of `spread_of` over all, with (jobs - 1) degrees of freedom in either case.
-    """
-    pooled = spread_of(medians.values())
-    if pooled is None:
-        return {}
-    freedom = max(len(values) for values in medians.values()) - 1
-    found = {}
-    for shape, values in medians.items():
-        own = spread_of([values]) or Spread(0.0, freedom)
-        found[shape] = Spread(max(own.deviation, pooled.deviation), own.freedom)
-    return found
+def _freedom(variance: float, parts: Iterable[tuple[float, float]]) -> float:
+    """Degrees of freedom of a sum of independent variances, each with its own; 1 where nothing varies."""
+    weight = sum(part**2 / freedom for part, freedom in parts)
+    return variance**2 / weight if weight and variance else 1.0
 
 
 @dataclass(frozen=True)
@@ -180,27 +195,80 @@ class Effect:
         return self.value - half, self.value + half
 
 
-def mean_effect(pairs: Sequence[tuple[Median, Median]], spread: Spread | None) -> Effect:
-    """Mean over contexts of target minus source: each pair is (source, target), log-ratios to the control of two jobs.
+Terms = Iterable[tuple[float, Median]]
+"""Weights of a linear contrast, each with the log-ratio to the control of a job of its own."""
 
-    With n pairs, each job's own error e (bootstrap) and the deviation t from job to job, the variance of the mean is
 
-        sum over pairs of (e_source^2 + e_target^2 + 2 t^2) / n^2
+def contrast(terms: Terms, spread: Spread | None) -> Effect:
+    """The sum of w y over terms (w, y): a mean effect, an interaction and a Shapley value are all of this form.
 
-    since every variant has a job of its own and stands in one context, so that all terms are independent. The contexts are
-    those that there are, not a sample of more: how the gain differs between them is no error. Degrees of freedom by
-    Satterthwaite (Biometrics Bulletin 2, 1946). Without a spread there is no error. Raises ValueError without a pair.
+    Each y is of a job of its own, so that all terms are independent, and with its bootstrap error e and the deviation t from
+    job to job the variance is
+
+        sum of w^2 (e^2 + t^2)
+
+    in closed form. Degrees of freedom by Satterthwaite (Biometrics Bulletin 2, 1946). Without a spread there is no error.
     """
-    n = len(pairs)
-    if not n:
-        raise ValueError("there is no mean over no contexts")
-    value = sum(target.value - source.value for source, target in pairs) / n
+    terms = list(terms)
+    value = sum(weight * median.value for weight, median in terms)
     if spread is None:
         return Effect(value, math.inf, 1.0)
-    parts = [((median.error / n) ** 2, median.freedom) for pair in pairs for median in pair]
-    parts.append((2 * spread.deviation**2 / n, spread.freedom))
+    parts = [(weight**2 * median.error**2, median.freedom) for weight, median in terms]
+    parts.append((sum(weight**2 for weight, _ in terms) * spread.deviation**2, spread.freedom))
     variance = sum(part for part, _ in parts)
     if not math.isfinite(variance):
         return Effect(value, math.inf, 1.0)
-    weight = sum(part**2 / freedom for part, freedom in parts)
-    return Effect(value, math.sqrt(variance), variance**2 / weight if weight else 1.0)
+    return Effect(value, math.sqrt(variance), max(_freedom(variance, parts), 1.0))
+
+
+def mean_effect(pairs: Sequence[tuple[Median, Median]], spread: Spread | None) -> Effect:
+    """Mean over contexts of target minus source: each pair is (source, target), log-ratios to the control of two jobs.
+
+    The contexts are those that there are, not a sample of more: how the gain differs between them is no error. Raises
+    ValueError without a pair.
+    """
+    if not pairs:
+        raise ValueError("there is no mean over no contexts")
+    n = len(pairs)
+    return contrast(
+        (term for source, target in pairs for term in ((-1 / n, source), (1 / n, target))),
+        spread,
+    )
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a whole with its interval; the interval is infinite where the whole is not clear of 0."""
+
+    value: float
+    low: float
+    high: float
+
+
+def share(
+    part: Sequence[float], whole: Sequence[float], medians: Sequence[Median], spread: Spread | None, level: float = 0.95
+) -> Share:
+    """The ratio of two contrasts of the same medians, with their weights in `part` and `whole`.
+
+    Fieller's interval (Journal of the Royal Statistical Society B 16, 1954): every r at which part - r whole is not told from
+    0. The covariance of two contrasts with weights p and w is the sum of p w (e^2 + t^2); degrees of freedom are those of
+    part - r whole at the r that was found. NaN where the whole is 0.
+    """
+    from scipy.special import stdtrit
+
+    above, below = (contrast(zip(weights, medians, strict=True), spread) for weights in (part, whole))
+    if not below.value:
+        return Share(math.nan, -math.inf, math.inf)
+    ratio = above.value / below.value
+    difference = contrast([(p - ratio * w, m) for p, w, m in zip(part, whole, medians, strict=True)], spread)
+    if spread is None or not math.isfinite(difference.error):
+        return Share(ratio, -math.inf, math.inf)
+    together = sum(p * w * (m.error**2 + spread.deviation**2) for p, w, m in zip(part, whole, medians, strict=True))
+    quantile = float(stdtrit(difference.freedom, 0.5 + level / 2)) ** 2
+    square = below.value**2 - quantile * below.error**2
+    if square <= 0:
+        return Share(ratio, -math.inf, math.inf)
+    middle = above.value * below.value - quantile * together
+    rest = above.value**2 - quantile * above.error**2
+    half = math.sqrt(max(middle**2 - square * rest, 0.0))
+    return Share(ratio, (middle - half) / square, (middle + half) / square)

@@ -457,7 +457,34 @@ def parse_experiment(raw: Mapping) -> Experiment:
                 f"Experiment {bare.name}: factorial.profile_more names {name}, which is on a ladder and so profiled at all of"
                 " profile_shapes: take it out."
             )
+    if complete.factorial:
+        _check_shapley(complete, complete.factorial["shapley"])
     return Experiment(**{**vars(complete), "floor_variant": floor})
+
+
+def _check_shapley(experiment: Experiment, declared: Mapping[str, Any]) -> None:
+    """Both ends are variants and differ; what is on top is a variant too, and neither end's level."""
+    where = f"Experiment {experiment.name}: factorial.shapley"
+    ends = {}
+    for end in ("source", "target"):
+        try:
+            ends[end] = experiment.assign(declared[end])
+        except RungsError as error:
+            raise RungsError(f"{where}.{end} is no variant: {error}") from None
+    if ends["source"] == ends["target"]:
+        raise RungsError(
+            f"{where} goes from {ends['source'].name} to itself: let source and target differ in a factor."
+        )
+    for name, levels in declared.get("on_top", {}).items():
+        for level in levels:
+            try:
+                experiment.assign({**dict(ends["target"].levels), name: level})
+            except RungsError as error:
+                raise RungsError(f"{where}.on_top is no change of the target: {error}") from None
+            if level in (ends["source"].level(name), ends["target"].level(name)):
+                raise RungsError(
+                    f"{where}.on_top has level {level} of {name}, which source or target has already: take it out."
+                )
 
 
 def _check_takes_part(experiment: Experiment) -> None:
