@@ -59,7 +59,15 @@ def test_every_mutation_says_what_it_breaks_and_what_the_emulator_reports():
         assert set(mutation.variants) <= set(ALL)
 
 
-NEEDS_DETECTOR = {"the fence after mbarrier.init dropped"}  # on this machine memory is always seen in order
+NEEDS_DETECTOR = {  # on this machine memory is always seen in order, and a product reads as late as it may
+    "the fence after mbarrier.init dropped",
+    "a wgmma wait weakened",
+    "a stage released before the wgmma wait",
+    "a wait for a bulk store dropped",
+    "a named barrier dropped",
+    "the fence before a bulk store dropped",
+    "a barrier of the cluster dropped",
+}
 WITHOUT_DETECTOR = [
     {"schedule": "cta"},
     {"schedule": "descending"},
@@ -78,7 +86,8 @@ def test_a_mutation_is_reported(name, change, tmp_path):
 
 @pytest.mark.parametrize("change", [c for c, each in MUTATIONS.items() if each.variants and c not in NEEDS_DETECTOR])
 def test_a_mutation_goes_wrong_by_itself_under_some_schedule(change, tmp_path):
-    name = MUTATIONS[change].variants[-1]
+    variants = MUTATIONS[change].variants
+    name = ([each for each in variants if each not in mutations.WGMMA] or variants)[-1]
     for number, text in enumerate(MUTATIONS[change].mutate(source(name))):
         found = [outcome(name, text, tmp_path, **how) for how in WITHOUT_DETECTOR]
         assert not all(each.good for each in found), f"{change}, place {number} of {name}, changes nothing"

@@ -14,12 +14,12 @@ GROUPS = {
     "cp.async": ("abl_L1_R1_bl1_s1_sw1", "abl_L1_R1_bl1_s2_sw1", "abl_L1_R0_bl0_s3_sw1", "abl_L1_R2_bl1_s4_sw0"),
     "TMA": ("abl_L2_R1_bl1_s1_sw1", "abl_L2_R1_bl1_s2_sw1", "abl_L2_R1_bl0_s3_sw1", "abl_L2_R2_bl1_s4_sw1"),
     "TMA, producer warp": ("tun_bk64_wt64_s4_pw1_db1_ps1_ep1_sk1", "tun_bk64_wt32_s3_pw1_db0_ps0_ep0_sk0"),
-    "wgmma": (),
+    "wgmma": ("hop_t128128_s4_pw1_ps1_cl21_c2_pp0_o2_k1_dl1_bl1", "hop_t128128_s4_pw1_ps1_cl21_c2_pp1_o2_k1_dl1_bl1"),
 }
 """The kernels that are mutated, by how they load."""
 SYNC, CP_ASYNC, TMA, TUNED, WGMMA = GROUPS.values()
 ALL = (*SYNC, *CP_ASYNC, *TMA, *TUNED, *WGMMA)
-SHAPES = {"gemm": (128, 128, 160), "gemm_tuned": (128, 256, 576), "hopper_gemm": (256, 256, 384)}
+SHAPES = {"gemm": (128, 128, 160), "gemm_tuned": (128, 256, 576), "hopper_gemm": (256, 512, 384)}
 """(M, N, K) by experiment, for one CTA or cluster: five to nine tiles along K, so that every ring comes round."""
 SMS = 1
 KINDS = ("order", "copy order", "start", "deadlock", "layout", "alignment")
@@ -112,7 +112,7 @@ MUTATIONS = {
             "a barrier dropped",
             "one __syncthreads is gone",
             "order",
-            ALL,
+            SYNC + CP_ASYNC + TMA + TUNED,
             at_each(BARRIER, ""),
             "a race between warps",
         ),
