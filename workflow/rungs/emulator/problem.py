@@ -216,7 +216,7 @@ def affine_counts(
     Every pass of a kernel's loop along K does the same, so its counts are affine in K; the two K have the remainder of the
     real one modulo a line, so that the same lines and sectors are touched. The first, an interior and the last CTA stand for
     all where they are alike; where they are not, as in a kernel whose CTAs take several tiles each, all CTAs run once at a
-    very small K to see which are. `ran` keeps the small runs for other K of the same binary. Raises EmulationError where a
+    very small K to see which are. CTAs of a cluster may differ, by their rank: then whole clusters are alike or not. `ran` keeps the small runs for other K of the same binary. Raises EmulationError where a
     count turns out not to be affine.
     """
     m, n, k = problem
@@ -243,12 +243,12 @@ def affine_counts(
 
     deep = 4 * step + k % step
     shallow = min(k, step + k % step)
-    kinds = _alike(counts(shallow, whole({0, grid // 2, grid - 1})))
-    kinds = {0: grid} if len(kinds) == 1 else _alike(counts(shallow, None))
+    kinds = _alike(counts(shallow, whole({0, grid // 2, grid - 1})), cluster)
+    kinds = {0: grid // cluster} if len(kinds) == 1 else _alike(counts(shallow, None), cluster)
 
     def total(size: int) -> dict[str, int]:
         found = counts(size, whole(kinds))
-        weights = np.array([kinds.get(cta, 0) for cta in found.ctas])
+        weights = np.array([kinds[cta // cluster * cluster] for cta in found.ctas])
         return {name: int((values * weights).sum()) for name, values in found.per_cta.items()}
 
     if k <= deep + step:
@@ -265,9 +265,11 @@ def affine_counts(
     return result
 
 
-def _alike(counts: Counts) -> dict[int, int]:
-    """The first CTA of each kind, and how many there are of it. How often a wait is asked again makes no kind."""
+def _alike(counts: Counts, cluster: int) -> dict[int, int]:
+    """The first CTA of the first cluster of each kind, and how many clusters there are of it; a CTA alone is a cluster of one. How
+    often a wait is asked again makes no kind.
+    """
     names = [name for name in counts.per_cta if name not in POLLED]
-    rows = np.stack([counts.per_cta[name] for name in names], axis=1)
+    rows = np.stack([counts.per_cta[name] for name in names], axis=1).reshape(len(counts.ctas) // cluster, -1)
     _, first, many = np.unique(rows, axis=0, return_index=True, return_counts=True)
-    return {counts.ctas[i]: int(number) for i, number in zip(first, many, strict=True)}
+    return {counts.ctas[i * cluster]: int(number) for i, number in zip(first, many, strict=True)}
