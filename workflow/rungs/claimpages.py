@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rungs import claims, tables
+from rungs.aggregate import facts_of, span_text
 from rungs.claims import FAILS, HOLDS, NOT_MEASURED, UNDECIDED, Claim
 from rungs.errors import RungsError
 from rungs.files import ROOT, write_text
 from rungs.tables import DAGGER, Row, Source
-from rungs.variants import GEMM, load_experiment
+from rungs.variants import GEMM, Experiment, load_experiment
 
 PAGE = "claims"
 SEEDS = {
@@ -101,8 +102,8 @@ def conclusion(results: Path, pairs: Sequence[tuple[Claim, Row]]) -> str:
         f"of seed {seed} {tally(here)}" for seed in SEEDS if (here := [pair for pair in known if pair[0].seed == seed])
     ]
     text += f" ({'; '.join(by_seed)})" if len(by_seed) > 1 else ""
-    if failed := [claim.id for claim, row in known if row["verdict"] == FAILS]:
-        text += f". What does not carry over: {', '.join(failed)}"
+    if failed := [f"`{claim.id}`" for claim, row in known if row["verdict"] == FAILS]:
+        text += f". What fails: {', '.join(failed)}"
     return f"{text}."
 
 
@@ -130,7 +131,7 @@ def sentence(claim: Claim, row: Row, stale: Mapping[str, str]) -> str:
     if row["reason"]:
         text += f" {row['reason']}"
     if claim.because:
-        text += f" Tested by: {claim.because[0].lower() if claim.because[1].islower() else claim.because[0]}{claim.because[1:]}"
+        text += f" The test: {claim.because}"
     return text
 
 
@@ -202,13 +203,13 @@ def bound_text(claim: Claim) -> str:
     low, high = claim.bound.low, claim.bound.high
 
     def plain(value: float) -> str:
-        return f"{value:g}".replace("-", "−")
+        return f"{value:g}"
 
     if claim.comparison == "equal":
         around = f" ±{claim.tolerance:g}" if claim.tolerance else ""
         return f"{plain((low + high) / 2)}{around}{suffix}"
     if claim.comparison in ("within", "outside"):
-        return f"{'not ' if claim.comparison == 'outside' else ''}{plain(low)} to {plain(high)}{suffix}"
+        return f"{'outside ' if claim.comparison == 'outside' else ''}{plain(low)} to {plain(high)}{suffix}"
     if claim.comparison in ("at_least", "above"):
         word = "or more" if claim.comparison == "at_least" else ""
         return f"{plain(low)}{suffix} {word}" if word else f"more than {plain(low)}{suffix}"
@@ -259,7 +260,7 @@ def notes(results: Path, pairs: Sequence[tuple[Claim, Row]], stale: Mapping[str,
             f"<sub>In brackets intervals at {level:.2f} % each, so that all of them hold together with 95 %, and wider by the floor"
             " of each step on both sides. Counts have none.</sub>"
         )
-    used = {name for _, row in known for name in str(row["variants"]).split()}
+    used = {name for _, row in known for name in behind(row, stale)}
     if old := [f"{name}: {reason}" for name, reason in stale.items() if name in used]:
         parts.append(f"<sub>{DAGGER} Stale. {'. '.join(old)}.</sub>")
     for experiment in dict.fromkeys(claim.experiment for claim, _ in known):
@@ -270,16 +271,52 @@ def notes(results: Path, pairs: Sequence[tuple[Claim, Row]], stale: Mapping[str,
 
 def _provenance(results: Path, experiment: str, names: Sequence[str], stale: Mapping[str, str]) -> list[str]:
     """Of the variants that claims of the experiment use; nothing in a set without times."""
+    return [tables.provenance_line(*used, list(names)) for used in _used(results, experiment, names, stale)]
+
+
+def measured_text(results: Path, known: Sequence[tuple[Claim, Row]], stale: Mapping[str, str]) -> list[str]:
+    """How the claims' times were measured, in a sentence for the figure; nothing in a set without times."""
+    names: dict[str, list[str]] = {}
+    for claim, row in known:
+        names.setdefault(claim.experiment, []).extend(str(row["variants"]).split())
+    found = [used for experiment, own in names.items() for used in _used(results, experiment, own, stale)]
+    if not found:
+        return []
+    facts = [source.facts for source, _ in found]
+    rounds = [float(row["rounds"]) for _, rows in found for row in rows if row["rounds"] is not None]
+    models, clocks, dates = (
+        ", ".join(dict.fromkeys(getattr(fact, key) for fact in facts)) for key in ("gpu", "clock", "dates")
+    )
+    return [f"{models}, {clocks}, {span_text(rounds)} rounds, {dates}."]
+
+
+def _used(
+    results: Path, experiment: str, names: Sequence[str], stale: Mapping[str, str]
+) -> list[tuple[Source, list[Row]]]:
+    """The experiment with the rows of these variants, where the set has times of it."""
     kind = "shapes" if load_experiment(experiment).workload == GEMM else "points"
     if not (results / "data" / experiment / f"{kind}.csv").is_file():
         return []
-    source: Source = tables.read_source(results, experiment, stale)
-    unique = list(dict.fromkeys(names))
-    return [tables.provenance_line(source, [row for row in source.rows(kind) if row["variant"] in unique], unique)]
+    source = tables.read_source(results, experiment, stale)
+    return [(source, [row for row in source.rows(kind) if row["variant"] in names])]
+
+
+def behind(row: Row, stale: Mapping[str, str]) -> set[str]:
+    """Those of the stale recordings that the row is made from: where it names no variants, any of its experiment."""
+    if named := str(row["variants"]).split():
+        return set(named) & set(stale)
+    return {name for name in stale if _is_of(load_experiment(row["experiment"]), name)}
+
+
+def _is_of(experiment: Experiment, name: str) -> bool:
+    try:
+        return bool(experiment.variant(name))
+    except RungsError:
+        return False
 
 
 def _mark(row: Row, stale: Mapping[str, str]) -> str:
-    return DAGGER if set(str(row["variants"]).split()) & set(stale) else ""
+    return DAGGER if behind(row, stale) else ""
 
 
 def _mark_any(pairs: Sequence[tuple[Claim, Row]], stale: Mapping[str, str]) -> str:
@@ -288,7 +325,6 @@ def _mark_any(pairs: Sequence[tuple[Claim, Row]], stale: Mapping[str, str]) -> s
 
 def device_text(results: Path) -> str:
     """`an NVIDIA H200`, with its caches where the set is cold; `the emulator`."""
-    from rungs.aggregate import facts_of
     from rungs.settings import EMULATOR
 
     for path in sorted((results / "csv" / "sweep").glob("*")):

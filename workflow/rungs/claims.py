@@ -108,7 +108,10 @@ class Claim:
 
 @functools.cache
 def load_claims(path: Path = FILE) -> tuple[Claim, ...]:
-    """The claims of a file. Raises RungsError, naming the claim, what is wrong with it and the fix."""
+    """The claims of a file. Raises RungsError, naming the claim, what is wrong with it and the fix.
+
+    What a claim says of its experiment is for `check`: another experiment's file may be damaged and is then nobody's concern.
+    """
     raw = schemas.read_yaml(path, "claims")["claims"]
     claims = tuple(_claim(path, item) for item in raw)
     ids = [claim.id for claim in claims]
@@ -126,7 +129,7 @@ def _claim(path: Path, raw: Mapping[str, Any]) -> Claim:
             f"{where}: there is no experiment {raw['experiment']!r}; choose of {', '.join(experiment_names())}."
         )
     theirs = raw.get("theirs", {})
-    claim = Claim(
+    return Claim(
         raw["id"],
         raw["seed"],
         raw["section"],
@@ -142,8 +145,6 @@ def _claim(path: Path, raw: Mapping[str, Any]) -> Claim:
         theirs.get("gpu", ""),
         raw.get("because", ""),
     )
-    _check(where, claim, load_experiment(claim.experiment))
-    return claim
 
 
 def _only(where: str, raw: Mapping[str, Any], names: Sequence[str], word: str) -> str:
@@ -168,8 +169,9 @@ def _bound(where: str, comparison: str, value: Any, tolerance: float) -> Bound:
     return Bound(-math.inf, value + tolerance, strict=comparison == "below")
 
 
-def _check(where: str, claim: Claim, experiment: Experiment) -> None:
-    """Raises RungsError for a name that the experiment has not."""
+def check(claim: Claim) -> None:
+    """Raises RungsError, naming claim, name and fix, for a name that the claim's experiment has not."""
+    where, experiment = f"config/claims.yaml, claim {claim.id}", load_experiment(claim.experiment)
     axes = experiment.axis_names
     along = claim.of.get("along")
     for axis in (*claim.where, *([along] if along else [])):
@@ -231,13 +233,13 @@ class Data:
     results: Path
     arch: str
     experiments: Sequence[str]
-    _frames: dict[tuple[str, str], list[Row]] = field(default_factory=dict)
+    _frames: dict[tuple[str, str], Sequence[Row]] = field(default_factory=dict)
     _manifests: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
-    def rows(self, experiment: str, name: str) -> list[Row]:
+    def rows(self, experiment: str, name: str) -> Sequence[Row]:
         """Rows of `data/<experiment>/<name>.csv`, empty cells as None. Raises Missing where there is no such file."""
         if experiment not in self.experiments:
-            raise Missing(f"{experiment} was not measured in this set.")
+            raise Missing(_absent(experiment))
         if (experiment, name) not in self._frames:
             path = stored(self.results / "data" / experiment / f"{name}.csv")
             if not path.is_file():
@@ -245,17 +247,17 @@ class Data:
             plain = name.removeprefix("factorial_")
             kind = plain if plain in ("changes", "floor") else load_experiment(experiment).kind(plain)
             frame = schemas.read_csv(kind, path)
-            self._frames[experiment, name] = frame.astype(object).where(frame.notna(), None).to_dict("records")
+            self._frames[experiment, name] = _plain(frame)
         return self._frames[experiment, name]
 
-    def inspected(self, variant: str) -> list[Row]:
+    def inspected(self, variant: str) -> Sequence[Row]:
         """What the disassembly says of a binary. Raises Missing where it was not inspected."""
         path = stored(self.results / "csv" / "inspect" / self.arch / f"{variant}.csv")
         if ("", variant) not in self._frames:
             if not path.is_file():
                 raise Missing(f"{variant} has no inspect CSV.")
             frame = schemas.read_csv("inspect", path)
-            self._frames["", variant] = frame.astype(object).where(frame.notna(), None).to_dict("records")
+            self._frames["", variant] = _plain(frame)
         return self._frames["", variant]
 
     def manifest(self, experiment: str, variant: str) -> Mapping[str, Any]:
@@ -447,12 +449,15 @@ def _ends(signed: Mapping[Point, list[tuple[int, Row]]], along: str) -> dict[Poi
 
 
 def _ends_text(experiment: Experiment, points: Iterable[Point], rest: Point, along: str) -> str:
+    """`from K=256 to 8192 at M=4096, N=4096`."""
     values = sorted({dict(point)[along] for point in points if set(rest) <= set(point)})
-    ends = [
-        place(experiment, tuple((axis, value if axis == along else dict(rest)[axis]) for axis in experiment.axis_names))
-        for value in (values[0], values[-1])
-    ]
-    return f"from {ends[0]} to {ends[1]}"
+    if experiment.workload == GEMM:
+        others = ", ".join(f"{axis.upper()}={value}" for axis, value in rest)
+        return f"from {along.upper()}={values[0]} to {values[-1]} at {others}"
+    axes = experiment.point_axes
+    others = ", ".join(f"{axes[axis].title} {axes[axis].label(value)}" for axis, value in rest)
+    ends = " to ".join(axes[along].label(value) for value in (values[0], values[-1]))
+    return f"from {axes[along].title} {ends} at {others}"
 
 
 def _shares(claim: Claim, data: Data, name: str, frame: str) -> dict[Point, Row]:
@@ -727,19 +732,43 @@ def run(results: Path, arch: str, experiments: Sequence[str], path: Path = FILE)
     schemas.write_csv("claims", frame_of("claims", rows), results / CSV)
 
 
+def judge_again(results: Path, arch: str) -> list[dict[str, Any]]:
+    """The rows anew, of the experiments that those of the CSV were made from, in its types."""
+    from rungs.aggregate import frame_of
+
+    there = [row["experiment"] for row in read(results) if row["reason"] != _absent(row["experiment"])]
+    frame = frame_of("claims", judge(load_claims(), Data(results, arch, list(dict.fromkeys(there)))))
+    again = schemas.parse_csv("claims", frame.to_csv(index=False, lineterminator="\n"), "the claims judged again")
+    return _plain(again)
+
+
+def _absent(experiment: str) -> str:
+    return f"{experiment} was not measured in this set."
+
+
+def _plain(frame: Any) -> list[dict[str, Any]]:
+    return list(frame.astype(object).where(frame.notna(), None).to_dict("records"))
+
+
 def judge(claims: Sequence[Claim], data: Data) -> list[dict[str, Any]]:
     """A row per claim. The level follows from the number of intervals that all of them need."""
     found: dict[str, list[Estimate]] = {}
     reasons: dict[str, str] = {}
     for claim in claims:
         try:
+            if claim.experiment not in data.experiments:
+                raise Missing(_absent(claim.experiment))
+            check(claim)
             if claim.what in TIMED:
                 check_alike(data, claim.experiment, variants_of(claim))
             found[claim.id] = MEASURES[claim.what](claim, data)
         except Missing as error:
             reasons[claim.id] = " ".join(str(error).split())
     level = stats.claim_level(sum(not e.exact for estimates in found.values() for e in estimates), LEVEL)
-    return [_row(claim, found.get(claim.id, []), reasons.get(claim.id, ""), level) for claim in claims]
+    rows = [_row(claim, found.get(claim.id, []), reasons.get(claim.id, ""), level) for claim in claims]
+    for claim, row in zip(claims, rows, strict=True):
+        row["variants"] = " ".join(variants_of(claim)) if claim.experiment in data.experiments else ""
+    return rows
 
 
 def _row(claim: Claim, estimates: Sequence[Estimate], reason: str, level: float) -> dict[str, Any]:
@@ -759,7 +788,6 @@ def _row(claim: Claim, estimates: Sequence[Estimate], reason: str, level: float)
         "verdict": NOT_MEASURED,
         "theirs": claim.theirs,
         "theirs_gpu": claim.theirs_gpu,
-        "variants": " ".join(variants_of(claim)),
         "reason": reason,
     }
     if not estimates:
@@ -787,5 +815,4 @@ def _known(value: float) -> float | None:
 
 def read(results: Path) -> list[dict[str, Any]]:
     """The rows that `run` wrote, empty cells as None."""
-    frame = schemas.read_csv("claims", results / CSV)
-    return list(frame.astype(object).where(frame.notna(), None).to_dict("records"))
+    return _plain(schemas.read_csv("claims", results / CSV))

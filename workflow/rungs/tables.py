@@ -122,6 +122,8 @@ def render_set(
 
     sources = [read_source(results, name, stale) for name in experiment_names]
     parts = [f"# {results.name}"]
+    if (results / "data" / "claims.csv").is_file():
+        parts.append("[What the seeds say, tested](md/claims.md)")
     for source in sources:
         name, facts = source.experiment.name, source.facts
         parts += [f"## [{name}](md/{name}.md)", source.experiment.question]
