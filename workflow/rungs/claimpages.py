@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rungs import claims, tables
-from rungs.aggregate import facts_of, span_text
+from rungs import claims, schemas, tables
+from rungs.aggregate import facts_of, read_data, span_text
 from rungs.claims import FAILS, HOLDS, NOT_MEASURED, UNDECIDED, Claim
 from rungs.errors import RungsError
 from rungs.files import ROOT, write_text
@@ -122,7 +122,8 @@ def tally(pairs: Sequence[tuple[Claim, Row]]) -> str:
 def sentence(claim: Claim, row: Row, stale: Mapping[str, str]) -> str:
     """What the seed says, what was found, and whether that bears it out."""
     text = f"`{claim.id}` **{VERB[row['verdict']]}**{_mark(row, stale)}. Seed {claim.seed} ({claim.section}): “{claim.says}”"
-    text += f" {found_text(claim, row)}; to hold it takes {bound_text(claim)}."
+    needs = bound_text(claim).replace("outside", "a figure outside")
+    text += f" {found_text(claim, row)}; to hold it takes {needs}."
     if row["points"] > 1:
         parts = [f"it holds at {row['held']}", f"fails at {row['failed']}"]
         if rest := row["points"] - row["held"] - row["failed"]:
@@ -297,7 +298,13 @@ def _used(
     kind = "shapes" if load_experiment(experiment).workload == GEMM else "points"
     if not (results / "data" / experiment / f"{kind}.csv").is_file():
         return []
-    source = tables.read_source(results, experiment, stale)
+    source = Source(
+        load_experiment(experiment),
+        read_data(results, experiment),
+        facts_of(results, experiment, names),
+        stale,
+        results,
+    )
     return [(source, [row for row in source.rows(kind) if row["variant"] in names])]
 
 
@@ -327,7 +334,7 @@ def device_text(results: Path) -> str:
     """`an NVIDIA H200`, with its caches where the set is cold; `the emulator`."""
     from rungs.settings import EMULATOR
 
-    for path in sorted((results / "csv" / "sweep").glob("*")):
-        facts = facts_of(results, path.name)
-        return f"an {facts.gpu}" + (" with cold caches" if facts.l2 == "cold" else "")
+    for path in sorted((results / "csv" / "sweep").glob("*/*.json")):
+        manifest = schemas.read_manifest(path)
+        return f"an {manifest['gpu']['name']}" + (" with cold caches" if manifest["l2"] == "cold" else "")
     return f"the {EMULATOR}"

@@ -236,6 +236,9 @@ class Data:
     _frames: dict[tuple[str, str], Sequence[Row]] = field(default_factory=dict)
     _manifests: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
+    def has(self, experiment: str, name: str) -> bool:
+        return stored(self.results / "data" / experiment / f"{name}.csv").is_file()
+
     def rows(self, experiment: str, name: str) -> Sequence[Row]:
         """Rows of `data/<experiment>/<name>.csv`, empty cells as None. Raises Missing where there is no such file."""
         if experiment not in self.experiments:
@@ -640,7 +643,9 @@ def uncontrolled(claim: Claim, data: Data) -> list[Estimate]:
 
 def wrong(claim: Claim, data: Data) -> list[Estimate]:
     """Results that were wrong, at every point that was checked."""
-    frames = ["coverage", *(["factorial_coverage"] if claim.of["of"] == "everything" else [])]
+    frames = ["coverage"]
+    if claim.of["of"] == "everything" and data.has(claim.experiment, "factorial_coverage"):
+        frames.append("factorial_coverage")
     checked, bad = set(), set()
     for frame in frames:
         for row in data.rows(claim.experiment, frame):

@@ -505,7 +505,7 @@ def _claims(a: argparse.Namespace) -> None:
     if a.show:
         from rungs import claimpages, claimplots, provenance
 
-        stale = provenance.stale(a.results)
+        stale = provenance.stale_claims(a.results)
         claimpages.write(a.results, stale)
         claimplots.draw(a.results, stale)
 

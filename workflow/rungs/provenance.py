@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,21 @@ def stale(
         reason = _why_stale(manifest, results)
         if reason:
             found.setdefault(manifest["variant"], reason)
+    return found
+
+
+def stale_claims(results: Path) -> dict[str, str]:
+    """`stale` of the recordings that the set's claims are judged from."""
+    from rungs import claims
+
+    used: dict[str, set[str] | None] = {}
+    for row in claims.read(results):
+        named, before = set(str(row["variants"]).split()), used.get(row["experiment"], set())
+        whole = row["verdict"] != claims.NOT_MEASURED and not named
+        used[row["experiment"]] = None if whole or before is None else before | named
+    found: dict[str, str] = {}
+    for experiment, variants in used.items():
+        found |= stale(results, [experiment], variants)
     return found
 
 
@@ -490,9 +505,14 @@ def _rendered(results: Path, experiment: Experiment, table: Path) -> str:
 
 
 def _data_links(
-    results: Path, experiment: Experiment, name: str, target: str, shape: tuple[int, ...] | None
+    results: Path,
+    experiment: Experiment,
+    name: str,
+    target: str,
+    shape: tuple[int, ...] | None,
+    only: Mapping[str, Sequence[int]] | None = None,
 ) -> Iterator[Link]:
-    from rungs import aggregate, effects
+    from rungs import effects
 
     alone = bool(target) and ">" not in name and not experiment.rung_names(experiment.variant(target))
     if not target:
@@ -507,6 +527,8 @@ def _data_links(
     schema = experiment.kind(kind)
     frame = schemas.read_csv(schema, path)
     rows = at_shape(frame[frame[column] == value], experiment, shape)
+    for axis, values in (only or {}).items():
+        rows = rows[rows[axis].isin(values)]
     if rows.empty:
         known = sorted(set(frame[column])) if shape is None else sorted(set(frame[axes].itertuples(index=False)))
         there = ", ".join(k if isinstance(k, str) else "x".join(map(str, k)) for k in known)
@@ -520,8 +542,7 @@ def _data_links(
         if kind in effects.FRAMES:
             remade = effects.effects(results, experiment, arch)[kind]
         else:
-            variants = settings.recorded_rungs(results_set, experiment.name)
-            remade = aggregate.aggregate(results, experiment, arch, variants)[kind]
+            remade = _aggregated(results_set, experiment.name, arch)[kind]
     except RungsError as error:  # a file that was changed by hand is a link that does not hold
         yield Link(f"  not made again: {error}", False)
         return
@@ -574,7 +595,7 @@ def claim_chain(table: Path, name: str) -> Iterator[Link]:
     claim, row = pairs[name]
     text = table.read_text(encoding="utf-8")
     yield Link(f"{table} shows {name}", f"`{name}`" in text)
-    current = claimpages.render(results, stale(results)) == text
+    current = claimpages.render(results, stale_claims(results)) == text
     yield Link(f"{table} is {'' if current else 'not '}what its data give", current)
     arch = _arch_of(results)
     again = next(r for r in claims.judge_again(results, arch) if r["claim"] == name)
@@ -588,7 +609,8 @@ def claim_chain(table: Path, name: str) -> Iterator[Link]:
         labels = [*claim.of.get("steps", []), *claim.of.get("against", [])]
         labels += [claim.of[key] for key in ("rung", "over", "from", "to") if key in claim.of]
         for label in dict.fromkeys(labels):
-            yield from _data_links(results, experiment, label, experiment.variant(label.split(">")[-1]).name, None)
+            target = experiment.variant(label.split(">")[-1]).name
+            yield from _data_links(results, experiment, label, target, None, claim.where)
     kinds = ("profile",) if claim.what == "executed" else ("sweep",)
     for kind, variant in itertools.product(kinds if timed else ("emulate",), str(row["variants"]).split()):
         path = stored(results / "csv" / kind / claim.experiment / f"{variant}.csv")
@@ -606,6 +628,15 @@ def _arch_of(results: Path) -> str:
     if not found:
         raise RungsError(f"{results} has no inspected binaries: run `snakemake all` to make them.")
     return found[0]
+
+
+@functools.lru_cache(maxsize=1)
+def _aggregated(results_set: str, experiment: str, arch: str) -> Mapping[str, Any]:
+    """A claim follows several steps of one experiment."""
+    from rungs import aggregate
+
+    variants = settings.recorded_rungs(results_set, experiment)
+    return aggregate.aggregate(Path("results") / results_set, load_experiment(experiment), arch, variants)
 
 
 def at_shape(frame: Any, experiment: Experiment, shape: tuple[int, ...] | None) -> Any:
@@ -781,7 +812,7 @@ def _readme() -> tuple[str, str]:
         blocks |= {f"{results.name}:{block}": content for block, content in made.items()}
     for results in recorded_sets():
         if (results / claims.CSV).is_file():
-            blocks[f"{results.name}:claims"] = claimpages.block(results, stale(results))
+            blocks[f"{results.name}:claims"] = claimpages.block(results, stale_claims(results))
     return text, tables.apply_blocks(text, blocks)
 
 
