@@ -567,9 +567,9 @@ def test_a_claim_over_a_stale_recording_bears_the_mark():
 
 
 def test_a_page_of_other_claims_than_the_file_has_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "data").mkdir()
-    text = (H200 / "data" / "claims.csv").read_text(encoding="utf-8")
-    (tmp_path / "data" / "claims.csv").write_text(text.replace("trap2_drowned", "trap2_floats"))
+    (tmp_path / claims.CSV).parent.mkdir(parents=True)
+    text = (H200 / claims.CSV).read_text(encoding="utf-8")
+    (tmp_path / claims.CSV).write_text(text.replace("trap2_drowned", "trap2_floats"))
     with pytest.raises(RungsError, match=r"other claims than config/claims\.yaml has: run `snakemake claims`"):
         claimpages.judged(tmp_path)
 

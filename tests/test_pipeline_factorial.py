@@ -154,6 +154,8 @@ def test_recorded_factorials_are_rendered_without_a_gpu_and_traced(measured):
         "plot_heatmap",
         "plot_ladder",
         "plot_effects_gemm",
+        "judge_claims",
+        "show_claims",
         "make_tables",
         "make_factorial",
         "make_index",

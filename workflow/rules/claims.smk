@@ -4,7 +4,7 @@ rule judge_claims:
         claims_data,
         claims="config/claims.yaml",
     output:
-        "results/{results_set}/data/claims.csv",
+        "results/{results_set}/data/verdicts/claims.csv",
     log:
         "logs/{results_set}/judge_claims.log",
     wildcard_constraints:
@@ -24,7 +24,7 @@ rule judge_claims:
 rule show_claims:
     """Write the page of the claims and draw them: it is what a set comes to."""
     input:
-        "results/{results_set}/data/claims.csv",
+        "results/{results_set}/data/verdicts/claims.csv",
         sources_behind,
     output:
         report(

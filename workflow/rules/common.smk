@@ -287,7 +287,7 @@ def claims():
     return [f"results/{s}/{path}" for s in sets for path in CLAIMS]
 
 
-CLAIMS = ("data/claims.csv", "figures/claims.svg", "figures/claims.png", "md/claims.md")
+CLAIMS = ("data/verdicts/claims.csv", "figures/claims.svg", "figures/claims.png", "md/claims.md")
 
 
 def claims_data(wildcards):
@@ -430,7 +430,7 @@ def data_of_set(wildcards):
     ladders = [path for e in experiments_in(wildcards) for path in data_in(wildcards.results_set, e)]
     emulated = [emulated_csv(wildcards.results_set, e) for e in experiments_in(wildcards)]
     ladders += filter(os.path.exists, [*emulated, mutations_csv(wildcards.results_set)])
-    ladders += [path for path in claims() if path == f"{folder}/claims.csv"]
+    ladders += [path for path in claims() if path == f"{folder}/verdicts/claims.csv"]
     if wildcards.results_set != run.results:
         ladders += [path for e in experiments_in(wildcards) for path in recorded_sanitized(wildcards.results_set, e)]
     return ladders + [f"{folder}/{e}/{kind}.csv" for e in factorials_in(wildcards) for kind in FACTORIAL_DATA]

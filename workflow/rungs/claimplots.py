@@ -38,11 +38,12 @@ def draw(results: Path, stale: Mapping[str, str]) -> None:
 
 def plot(results: Path, stale: Mapping[str, str]) -> Figure:
     """A panel of what is a change or a ratio, one of cycles and counts; a line per claim that was measured, by seed."""
-    known = [(claim, row) for claim, row in claimpages.judged(results) if row["verdict"] != NOT_MEASURED]
+    pairs = claimpages.judged(results)
+    known = [(claim, row) for claim, row in pairs if row["verdict"] != NOT_MEASURED]
     ratios = [pair for pair in known if pair[0].unit in AS_CHANGE]
     others = [pair for pair in known if pair[0].unit not in AS_CHANGE]
     panels = [lines for lines in (_lines(ratios), _lines(others)) if lines]
-    said = [claimpages.conclusion(results, known), *claimpages.measured_text(results, known, stale)]
+    said = [claimpages.conclusion(results, pairs), *claimpages.measured_text(results, known, stale)]
     note = textwrap.wrap(" ".join(said).replace("`", ""), int(WIDTH * 16))
     top, bottom, gap = 0.95, 0.65 + 0.13 * len(note), 0.75
     height = top + bottom + gap * max(len(panels) - 1, 0) + ROW * sum(len(lines) for lines in panels)

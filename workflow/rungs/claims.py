@@ -1,4 +1,4 @@
-"""The sentences of the two seeds, held against a results set: `config/claims.yaml` to `data/claims.csv`.
+"""The sentences of the two seeds, held against a results set: `config/claims.yaml` to `data/verdicts/claims.csv`.
 
 A claim names a quantity, the points at which it must be true and a bound. It holds where at every point the whole interval of
 the quantity satisfies the bound, fails where at one point the whole interval violates it, and is undecided otherwise. The level
@@ -23,7 +23,8 @@ from rungs.files import manifest_of, read_json, stored
 from rungs.variants import CONFIG, GEMM, Experiment, Variant, experiment_names, load_experiment
 
 FILE = CONFIG / "claims.yaml"
-CSV = Path("data") / "claims.csv"
+CSV = Path("data") / "verdicts" / "claims.csv"
+"""A clone writes files in the order of their names: behind the data of every experiment, which it is made from."""
 QUANTITIES = (
     "gain",
     "share",
@@ -730,7 +731,7 @@ def path_text(labels: Sequence[str]) -> str:
 
 
 def run(results: Path, arch: str, experiments: Sequence[str], path: Path = FILE) -> None:
-    """Write `data/claims.csv` of a results set."""
+    """Write `data/verdicts/claims.csv` of a results set."""
     from rungs.aggregate import frame_of
 
     rows = judge(load_claims(path), Data(results, arch, experiments))

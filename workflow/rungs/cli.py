@@ -155,7 +155,9 @@ def _parser() -> argparse.ArgumentParser:
 
     p = verb("claims", _claims, "hold the sentences of config/claims.yaml against a results set")
     p.add_argument("--results", type=Path, required=True)
-    p.add_argument("--judge", nargs="*", metavar="EXPERIMENT", help="write data/claims.csv from the data of these")
+    p.add_argument(
+        "--judge", nargs="*", metavar="EXPERIMENT", help="write data/verdicts/claims.csv from the data of these"
+    )
     p.add_argument("--arch", help="with --judge: the set's architecture")
     p.add_argument("--show", action="store_true", help="write its page and its figure")
 

@@ -122,7 +122,7 @@ def render_set(
 
     sources = [read_source(results, name, stale) for name in experiment_names]
     parts = [f"# {results.name}"]
-    if (results / "data" / "claims.csv").is_file():
+    if (results / "data" / "verdicts" / "claims.csv").is_file():
         parts.append("[What the seeds say, tested](md/claims.md)")
     for source in sources:
         name, facts = source.experiment.name, source.facts
