@@ -566,10 +566,14 @@ def test_a_claim_over_a_stale_recording_bears_the_mark():
     assert "`trap1_single_buffer` **fails**†" in page
 
 
-def test_a_page_of_other_claims_than_the_file_has_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("old", "new"), [("trap2_drowned", "trap2_floats"), (",within,-3.0,3.0,", ",within,-3.0,4.0,")]
+)
+def test_a_page_of_other_claims_than_the_file_has_is_refused(tmp_path, old, new):
     (tmp_path / claims.CSV).parent.mkdir(parents=True)
     text = (H200 / claims.CSV).read_text(encoding="utf-8")
-    (tmp_path / claims.CSV).write_text(text.replace("trap2_drowned", "trap2_floats"))
+    assert old in text
+    (tmp_path / claims.CSV).write_text(text.replace(old, new, 1))
     with pytest.raises(RungsError, match=r"other claims than config/claims\.yaml has: run `snakemake claims`"):
         claimpages.judged(tmp_path)
 

@@ -43,7 +43,7 @@ def judged(results: Path) -> list[tuple[Claim, Row]]:
     """Each claim with its row. Raises RungsError where the CSV is of other claims than the file has now."""
     rows = {row["claim"]: row for row in claims.read(results)}
     known = claims.load_claims()
-    if list(rows) != [claim.id for claim in known]:
+    if list(rows) != [claim.id for claim in known] or any(not claims.is_of(claim, rows[claim.id]) for claim in known):
         raise RungsError(
             f"{results / claims.CSV} is of other claims than config/claims.yaml has: run `snakemake claims` to judge them anew."
         )

@@ -777,8 +777,9 @@ def judge(claims: Sequence[Claim], data: Data) -> list[dict[str, Any]]:
     return rows
 
 
-def _row(claim: Claim, estimates: Sequence[Estimate], reason: str, level: float) -> dict[str, Any]:
-    row: dict[str, Any] = {
+def _said(claim: Claim) -> dict[str, Any]:
+    """The cells of a claim's row that come from the claim alone."""
+    return {
         "claim": claim.id,
         "seed": f"seed {claim.seed}",
         "experiment": claim.experiment,
@@ -787,15 +788,19 @@ def _row(claim: Claim, estimates: Sequence[Estimate], reason: str, level: float)
         "rule": "outside" if claim.bound.outside else "within",
         "bound_low": _known(claim.bound.low),
         "bound_high": _known(claim.bound.high),
-        "where": "",
-        "points": len(estimates),
-        "held": 0,
-        "failed": 0,
-        "verdict": NOT_MEASURED,
         "theirs": claim.theirs,
         "theirs_gpu": claim.theirs_gpu,
-        "reason": reason,
     }
+
+
+def is_of(claim: Claim, row: Row) -> bool:
+    """Whether the row was judged by the claim as it is now; by other points it may still have been."""
+    return all(row[key] == value for key, value in _said(claim).items())
+
+
+def _row(claim: Claim, estimates: Sequence[Estimate], reason: str, level: float) -> dict[str, Any]:
+    row = _said(claim) | {"where": "", "points": len(estimates), "held": 0, "failed": 0}
+    row |= {"verdict": NOT_MEASURED, "reason": reason}
     if not estimates:
         return row
     intervals = [estimate.interval(level) for estimate in estimates]
