@@ -53,7 +53,8 @@ def judged(results: Path) -> list[tuple[Claim, Row]]:
 def render(results: Path, stale: Mapping[str, str]) -> str:
     """All of the page."""
     pairs = judged(results)
-    parts = [f"# What the seeds say, tested on {device_text(results)}", INTRODUCTION]
+    file = Path(os.path.relpath(claims.FILE, (results / "md").resolve())).as_posix()
+    parts = [f"# What the seeds say, tested on {device_text(results)}", INTRODUCTION.format(file=file)]
     parts += [f"**{conclusion(results, pairs)}**{_mark_any(pairs, stale)}"]
     parts += [figure_link("../figures")]
     for seed in SEEDS:
@@ -68,7 +69,7 @@ def render(results: Path, stale: Mapping[str, str]) -> str:
 
 
 INTRODUCTION = (
-    "Each sentence is a claim of [config/claims.yaml](../../../../config/claims.yaml), which says what would bear it out. It holds"
+    "Each sentence is a claim of [config/claims.yaml]({file}), which says what would bear it out. It holds"
     " where at every point the whole interval does, fails where at one point the whole interval does not, and is undecided"
     " otherwise. The figure is that of the point which decides: the farthest on the wrong side, or the nearest to it. The seeds'"
     " own figures were measured on other GPUs, which stand beside them."
@@ -97,7 +98,8 @@ def conclusion(results: Path, pairs: Sequence[tuple[Claim, Row]]) -> str:
     known = [(claim, row) for claim, row in pairs if row["verdict"] != NOT_MEASURED]
     if not known:
         return f"None of the {len(pairs)} claims could be tested on {device_text(results)}."
-    text = f"Of {len(known)} sentences of the seeds that were tested on {device_text(results)}, {tally(known)}"
+    sentences = "sentence of the seeds that was" if len(known) == 1 else "sentences of the seeds that were"
+    text = f"Of {len(known)} {sentences} tested on {device_text(results)}, {tally(known)}"
     by_seed = [
         f"of seed {seed} {tally(here)}" for seed in SEEDS if (here := [pair for pair in known if pair[0].seed == seed])
     ]

@@ -237,6 +237,11 @@ class Data:
     _frames: dict[tuple[str, str], Sequence[Row]] = field(default_factory=dict)
     _manifests: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
+    @property
+    def emulated(self) -> bool:
+        """Whether the emulator made the set."""
+        return (self.results / "csv" / "emulate").is_dir()
+
     def has(self, experiment: str, name: str) -> bool:
         return stored(self.results / "data" / experiment / f"{name}.csv").is_file()
 
@@ -246,6 +251,8 @@ class Data:
             raise Missing(_absent(experiment))
         if (experiment, name) not in self._frames:
             path = stored(self.results / "data" / experiment / f"{name}.csv")
+            if not path.is_file() and self.emulated:
+                raise Missing(f"The emulator, which knows no times, has no {name}.")
             if not path.is_file():
                 raise Missing(f"This set has no {name} of {experiment}.")
             plain = name.removeprefix("factorial_")
@@ -371,13 +378,13 @@ def points_of(claim: Claim, experiment: Experiment, rows: Iterable[Row]) -> dict
     """The rows at the points of the claim. Raises Missing where one that it lists has none."""
     found = {tuple((axis, row[axis]) for axis in experiment.axis_names): row for row in rows}
     kept = {p: row for p, row in found.items() if all(value in claim.where.get(axis, [value]) for axis, value in p)}
-    for values in itertools.product(*claim.where.values()):
+    for values in itertools.product(*claim.where.values()) if claim.where else ():
         asked = dict(zip(claim.where, values, strict=True))
         if not any(asked.items() <= dict(point).items() for point in kept):
             text = ", ".join(f"{axis} {value}" for axis, value in asked.items())
             raise Missing(f"No row of {experiment.name} is at {text}.")
     if not kept:
-        raise Missing(f"{experiment.name} has no row of it.")
+        raise Missing(f"{experiment.name} was measured at no such point.")
     return kept
 
 
@@ -589,9 +596,11 @@ def executed(claim: Claim, data: Data) -> list[Estimate]:
 
 def _count(claim: Claim, data: Data, experiment: Experiment, variant: str, name: str) -> dict[Point, float]:
     """Point -> one count of a variant."""
-    if (data.results / "csv" / "emulate").is_dir():
+    if data.emulated:
         kind, _, what = name.partition(".")
         rows = [row for row in data.rows(experiment.name, "counts") if row["variant"] == variant]
+        if not rows:
+            raise Missing(f"The emulator did not count {variant}.")
         if bad := next((row for row in rows if row["status"] != "ok"), None):
             raise Missing(f"{variant} is {bad['status']} in the emulator: {bad['reason']}")
         if kind == "all":
