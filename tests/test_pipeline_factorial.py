@@ -33,6 +33,12 @@ def shrink(checkout) -> None:
     raw |= {"floor_rung": "S3", "quick": {"ladders": ["S"], "axes": {"mn": [512], "k": [256]}}}
     raw["factorial"] = {"profile_shapes": [list(SHAPES[0])]}
     path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    claims = checkout.repo / "config" / "claims.yaml"  # those that name nothing which is gone
+    kept = [claim for claim in yaml.safe_load(claims.read_text())["claims"] if claim["id"] == "same_numbers"]
+    kept.append({**kept[0], "id": "swizzle", "gain": {"steps": ["S2>S3"]}, "above": 0})
+    for key in ("wrong", "equal"):
+        del kept[1][key]
+    claims.write_text(yaml.safe_dump({"claims": kept}, sort_keys=False))
     checkout.configure(ladders="all", experiments=["gemm"], recorded=["h200"])
 
 
