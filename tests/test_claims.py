@@ -268,7 +268,7 @@ def shares(rung: str, share: float, spread: float | None = 0.1, **more: Any) -> 
         "rounds": 20,
     }
     row |= {"share_percent": share, "share_low_percent": share * 0.999, "share_high_percent": share * 1.001}
-    return row | {"spread_percent": spread} | more
+    return row | {"spread_percent": spread, "spread_freedom": None if spread is None else 9.0} | more
 
 
 def test_a_share_has_what_jobs_differ_by_in_its_interval(tmp_path):

@@ -278,10 +278,6 @@ class Data:
             self._manifests[experiment, variant] = read_json(path) if path.is_file() else {}
         return self._manifests[experiment, variant]
 
-    def jobs(self, experiment: str) -> int:
-        """Floor jobs of the experiment."""
-        return max((int(row["jobs"]) for row in self.rows(experiment, "floor")), default=0)
-
 
 def check_alike(data: Data, experiment: str, variants: Iterable[str]) -> None:
     """Raises Missing where the sweeps of these variants do not belong in one comparison."""
@@ -485,37 +481,37 @@ def _shares(claim: Claim, data: Data, name: str, frame: str) -> dict[Point, Row]
     return found
 
 
-def _share_part(row: Row, jobs: int) -> tuple[Part, Part]:
+def _share_part(row: Row) -> tuple[Part, Part]:
     """The error of the job's rounds, and that from job to job."""
     value, low, high = (
         None if row[key] is None else math.log(row[key] / 100)
         for key in ("share_percent", "share_low_percent", "share_high_percent")
     )
     assert value is not None
-    spread = _log(row.get("spread_percent"))
-    between = (0.0, math.inf, 1.0) if spread is None or jobs < 2 else (0.0, spread, jobs - 1.0)
+    spread, freedom = _log(row.get("spread_percent")), row.get("spread_freedom")
+    between = (0.0, math.inf, 1.0) if spread is None or not freedom else (0.0, spread, float(freedom))
     return part_of(value, low, high, int(row["rounds"])), between
 
 
 def share(claim: Claim, data: Data) -> list[Estimate]:
     """Log of the share of the control, with what jobs differ by."""
-    experiment, jobs = load_experiment(claim.experiment), data.jobs(claim.experiment)
+    experiment = load_experiment(claim.experiment)
     frame = "shapes" if experiment.workload == GEMM else "points"
     found = []
     for point, row in _shares(claim, data, claim.of["rung"], frame).items():
-        value, error, freedom = together([(1, part) for part in _share_part(row, jobs)])
+        value, error, freedom = together([(1, part) for part in _share_part(row)])
         found.append(Estimate(value, lambda x: 100 * math.exp(x), place(experiment, point), error, freedom))
     return found
 
 
 def apart(claim: Claim, data: Data) -> list[Estimate]:
     """Log of the share of the control of one variant over that of another, each with what jobs differ by."""
-    experiment, jobs = load_experiment(claim.experiment), data.jobs(claim.experiment)
+    experiment = load_experiment(claim.experiment)
     before, after = (_shares(claim, data, claim.of[key], "corners") for key in ("from", "to"))
     found = []
     for point in (point for point in before if point in after):
-        terms = [(1, part) for part in _share_part(after[point], jobs)]
-        terms += [(-1, part) for part in _share_part(before[point], jobs)]
+        terms = [(1, part) for part in _share_part(after[point])]
+        terms += [(-1, part) for part in _share_part(before[point])]
         value, error, freedom = together(terms)
         found.append(Estimate(value, stats.percent, place(experiment, point), error, freedom))
     return found
