@@ -26,8 +26,8 @@ DEVICE = load_device("sm_90a")
 STAGED, SPLIT = HOPPER.variant("H10"), HOPPER.variant("K4")
 RUNGS = list(dict.fromkeys(v for ladder in HOPPER.ladders.values() for v in ladder.rungs.values()))
 BESIDE = [
-    *("hop_t128192_s4_pw1_ps1_cl3_c1_pp0_o1_k1_dl0_bl0", "hop_t256128_s3_pw1_ps0_cl2_c4_pp0_o0_k1_dl0_bl0"),
-    *("hop_t64064_s8_pw1_ps0_cl1_c0_pp0_o0_k8_dl0_bl0", "hop_t64256_s3_pw1_ps1_cl3_c2_pp1_o2_k1_dl1_bl1"),
+    *("hop_t128192_s4_pw1_ps1_cl12_c1_pp0_o1_k1_dl0_bl0", "hop_t256128_s3_pw1_ps0_cl21_c4_pp0_o0_k1_dl0_bl0"),
+    *("hop_t64064_s8_pw1_ps0_cl11_c0_pp0_o0_k8_dl0_bl0", "hop_t64256_s3_pw1_ps1_cl12_c2_pp1_o2_k1_dl1_bl1"),
 ]
 """Variants on no ladder, for the clusters, tiles and layouts that the ladders lack together."""
 SHAPES = [
@@ -287,7 +287,7 @@ def test_the_top_of_each_file_says_where_it_comes_from():
 
 
 def test_what_is_not_recorded_has_no_share():
-    nobody = HOPPER.variant("hop_t64128_s3_pw0_ps0_cl1_c0_pp0_o1_k1_dl0_bl0")
+    nobody = HOPPER.variant("hop_t64128_s3_pw0_ps0_cl11_c0_pp0_o1_k1_dl0_bl0")
     [sentence] = export.measurements(HOPPER, nobody, ROOT / provenance.RECORDED)
     assert sentence == "Not measured in a recorded set; rungs builds it by nvcc 13.0.88, ptxas 13.0.88."
 
@@ -383,9 +383,9 @@ def test_all_three_files_or_none(tmp_path, monkeypatch):
     ("variant", "to", "sentence"),
     [
         ("H99", "new", r"'H99' is no variant of \w+: a variant is named .*\."),
-        ("hop_t128128_s9_pw1_ps0_cl1_c0_pp0_o0_k1_dl1_bl1", "new", r"Experiment hopper_gemm has no level 9 of factor stages: .*\."),
-        ("hop_t128256_s8_pw1_ps1_cl2_c2_pp0_o2_k1_dl1_bl1", "new", r"\w+ needs \d+ bytes of shared memory, but .*\."),
-        ("hop_t128128_s1_pw1_ps0_cl1_c0_pp0_o0_k2_dl1_bl1", "new", r"\w+: the partial sums of a split tile take .*\."),
+        ("hop_t128128_s9_pw1_ps0_cl11_c0_pp0_o0_k1_dl1_bl1", "new", r"Experiment hopper_gemm has no level 9 of factor stages: .*\."),
+        ("hop_t128256_s8_pw1_ps1_cl21_c2_pp0_o2_k1_dl1_bl1", "new", r"\w+ needs \d+ bytes of shared memory, but .*\."),
+        ("hop_t128128_s1_pw1_ps0_cl11_c0_pp0_o0_k2_dl1_bl1", "new", r"\w+: the partial sums of a split tile take .*\."),
         ("B6", "new", rf"{GEMM.variant('B6').name} is of experiment gemm, .*: choose a variant of hopper_gemm\."),
         ("W4", "new", r"\S+ is of experiment smem_read, .*: choose a variant of hopper_gemm\."),
         ("H10", "file", r"\S+/file is a file, and an export is three files in a folder: name a folder\."),

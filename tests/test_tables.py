@@ -453,7 +453,7 @@ def test_a_map_ends_in_what_its_whole_steps_say_on_average(gains, sentence):
 def test_every_table_ends_in_one_sentence_and_its_provenance(results):
     text = tables.render_experiment(results, "gemm")
     body = text.split("## Not measured")[0]
-    tables_, pictures = 2 + 2 + 1 + 2 + 1, 1
+    tables_, pictures = 2 + 2 + 1 + 1 + 2 + 1, 1
     assert len(grids(body)) == tables_
     assert len(sentences(body)) == body.count("The same in all rungs:") == tables_ + pictures
     assert all(sentence.endswith(".") and not re.search(r"\.\s+[A-Z]", sentence) for sentence in sentences(body))
@@ -557,7 +557,7 @@ def test_tables_are_written_whole_and_the_same_twice(results):
 
 def test_blocks_hold_the_tables_of_each_ladder(results, source):
     blocks = tables.readme_blocks(results, "gemm")
-    kinds = ("answer", "ladder", "steps", "evidence", "ncu", "cost", "figures", "waterfall")
+    kinds = ("answer", "ladder", "steps", "evidence", "takes", "ncu", "cost", "figures", "waterfall")
     assert set(blocks) == {f"gemm:{kind}:B" for kind in kinds} | {"gemm:floor"}
     assert blocks["gemm:steps:B"] == tables.step_tables(source, LADDER)
     assert blocks["gemm:figures:B"].count(".svg") == 3
