@@ -42,7 +42,7 @@ SETTINGS = {
     "measure": {"rounds_min": 10, "rounds_max": 40, "warmup_s": 0, "time_limit_s": 60},
     "clock": {"mode": "observe"},
 }
-LIMIT_S = 120
+LIMIT_S = 300
 JOB = re.compile(r"^(?:local)?rule (?P<rule>\w+):\n(?P<body>(?:    .*\n)+)", re.MULTILINE)
 
 
