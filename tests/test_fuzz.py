@@ -113,9 +113,22 @@ SCALARS = st.one_of(
     st.sampled_from([datetime.date(2026, 1, 1), datetime.datetime(2026, 1, 1), float("1e300")]),
     st.just(5000).map(lambda digits: 10**digits),  # which Python refuses to print
 )
+
+
+def nested(levels: int) -> Any:
+    """A list in a list ...; with no levels one that holds itself, as YAML can write it."""
+    inner: Any = []
+    if not levels:
+        inner.append(inner)
+    for _ in range(levels):
+        inner = [inner]
+    return inner
+
+
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.one_of(
+        st.sampled_from([0, 3000]).map(nested),
         st.lists(inner, max_size=3),
         st.dictionaries(st.one_of(st.sampled_from(sorted(CONFIG)), SCALARS), inner, max_size=3),
         st.sets(st.sampled_from(WORDS), max_size=2),

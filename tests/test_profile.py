@@ -122,6 +122,19 @@ PAGE = """==PROF== Connected to process 7 (/usr/bin/python3.11)
 """
 
 
+@pytest.mark.parametrize(
+    "page",
+    [
+        PAGE.replace('"5"', '"5"\r,'),
+        PAGE.replace('"n/a"', f'"{"9" * 140_000}"'),
+    ],
+    ids=["carriage return", "endless cell"],
+)
+def test_a_page_that_is_no_csv_is_one_sentence(page):
+    with pytest.raises(RungsError, match=r"^ncu's page (is no CSV \(.*\)|ends early, .*): run it again\.$"):
+        profile.parse(page)
+
+
 def test_page_is_read_by_column_name():
     assert profile.parse(PAGE) == [
         ("gemm", "sm__cycles_elapsed.max", "cycle", 1234567.0),

@@ -300,31 +300,26 @@ def disk(_: Facts) -> Iterator[Check]:
         yield Check("disk", OK, f"{free:.0f} GB are free")
 
 
-def config(f: Facts) -> Iterator[Check]:
+def config(_: Facts) -> Iterator[Check]:
     """As a run resolves it: the file, the experiments, and the GPU that it means."""
     try:
         from rungs import schemas, settings
     except ImportError as error:
         yield Check("config", SKIPPED, f"cannot be read without {error.name}")
         return
+    value: dict[str, Any] = {}
     try:
         value = schemas.read_yaml(config_file(), "config")
         run = settings.resolve(value)
     except RungsError as error:
-        yield _config_refused(f, error)
+        stops, costs = "all", "nothing runs"
+        with contextlib.suppress(RungsError):
+            settings.resolve({**value, "device": "emulator"})
+            stops, costs = "gpu", "no times; with `--config device=emulator` it counts"
+        yield Check("config", FAIL, str(error), "as said", costs, stops)
         return
     names = ", ".join(run.experiments)
     yield Check("config", OK, f"device {value['device']}: {names} for {run.arch}, into results/{run.results}")
-
-
-def _config_refused(f: Facts, error: RungsError) -> Check:
-    from rungs import settings
-
-    with contextlib.suppress(RungsError):
-        settings.resolve({**f.config, "device": "emulator"})
-        costs = "no times; without the GPU `--config device=emulator` works"
-        return Check("config", FAIL, str(error), "as said", costs, "gpu")
-    return Check("config", FAIL, str(error), "as said", "nothing runs", "all")
 
 
 # ---- the compiler ----------------------------------------------------------------------------------------------------

@@ -242,12 +242,24 @@ def parse_csv(kind: str, text: str, path: str) -> Any:
         )
     if lines < 1:
         raise RungsError(f"{path} has no rows: {fix}.")
+    if not isinstance(raw.index, pd.RangeIndex) or _ragged(text, len(declared)):
+        raise RungsError(f"{path} has a row with more or fewer than {len(declared)} cells: {fix}.")
     frame = pd.DataFrame({name: _column(raw[name], name, rule, path, fix) for name, rule in declared.items()})
     key = csv_schema(kind).get("key")
     if key and frame.duplicated(key).any():
         row = int(frame.index[frame.duplicated(key)][0]) + 2
         raise RungsError(f"{path}, row {row}: the same {', '.join(key)} stands in an earlier row: {fix}.")
     return frame
+
+
+def _ragged(text: str, cells: int) -> bool:
+    """Whether a row has more or fewer cells. pandas would take the first columns for an index, or fill up what is missing."""
+    if '"' not in text and text.count(",") == (cells - 1) * text.count("\n"):
+        return False
+    try:
+        return any(len(row) != cells for row in csv.reader(io.StringIO(text)) if row)
+    except csv.Error:
+        return True
 
 
 def _column(raw: Any, name: str, rule: Mapping[str, Any], path: str, fix: str) -> Any:
