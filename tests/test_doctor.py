@@ -118,6 +118,21 @@ def test_a_check_that_breaks_is_a_row_and_hides_no_other(monkeypatch, capsys):
     assert lines[3].startswith("ok      disk")
 
 
+def test_what_a_check_imports_and_is_not_here_is_no_finding_of_its_own():
+    def lacking():
+        raise ImportError("cannot import name 'Self' from 'typing'")
+        yield
+
+    (found,) = doctor.guarded("x", lacking)
+    assert (found.status, found.stops) == (SKIPPED, "") and "'Self'" in found.found
+
+
+def test_without_pynvml_the_cards_are_counted_all_the_same(no_driver, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert row("driver").status == SKIPPED and row("driver").found.endswith("NVIDIA cards: 0.")
+    assert rows("GPUs") == rows("GPU") == {}
+
+
 def test_on_a_terminal_it_is_a_table(monkeypatch, capsys):
     monkeypatch.setattr(
         doctor, "CHECKS", (("disk", doctor.disk), ("x", lambda _: iter([Check("x", WARN, "f", "g", "h")])))

@@ -275,7 +275,8 @@ def snakemake(_: Facts) -> Iterator[Check]:
 def folder(_: Facts) -> Iterator[Check]:
     here = Path.cwd()
     if not (here / "Snakefile").is_file():
-        yield Check("folder", FAIL, f"{here} holds no Snakefile", f"`cd {ROOT}`", "nothing runs from here", "all")
+        fix = "run it in the checkout, where the Snakefile is"
+        yield Check("folder", FAIL, "this folder holds no Snakefile", fix, "nothing runs from here", "all")
         return
     for path in (Path("results"), Path("logs"), Path(".snakemake")):
         deepest = path if path.exists() else here
@@ -288,7 +289,7 @@ def folder(_: Facts) -> Iterator[Check]:
         fix = "`snakemake --unlock`, unless a Snakemake is running here"
         yield Check("folder", FAIL, "Snakemake's lock lies here", fix, "nothing runs until it is gone", "all")
         return
-    yield Check("folder", OK, f"{here}: results/, logs/ and .snakemake/ can be written")
+    yield Check("folder", OK, "results/, logs/ and .snakemake/ can be written")
 
 
 def disk(_: Facts) -> Iterator[Check]:
@@ -407,7 +408,8 @@ def driver(f: Facts) -> Iterator[Check]:
     except RungsError as error:
         package = "package" in str(error)
         fix = f"`{INSTALL}`" if package else "see what `nvidia-smi` says; after a driver update, restart the machine"
-        yield Check("driver", SKIPPED if package else FAIL, str(error), fix, no_times, "" if package else "gpu")
+        said = f"{error} NVIDIA cards: {len(nvidia_cards())}." if package else str(error)
+        yield Check("driver", SKIPPED if package else FAIL, said, fix, no_times, "" if package else "gpu")
         return
     if nvml is None:
         cards = nvidia_cards()
@@ -795,9 +797,11 @@ CHECKS: tuple[tuple[str, Callable[[Facts], Iterator[Check]]], ...] = (
 
 
 def guarded(name: str, check: Callable[[], Iterator[Check]]) -> Iterator[Check]:
-    """What a check finds; where it breaks, a row that says so."""
+    """What a check finds; where it breaks or lacks a module, a row that says so."""
     try:
         yield from check()
+    except ImportError as error:
+        yield Check(name, SKIPPED, f"cannot be looked at before Python and its packages are mended ({_plain(error)})")
     except Exception as error:
         fix = "report it, with what `python -m rungs doctor --json` prints"
         yield Check(name, FAIL, f"could not be looked at ({_plain(error)})", fix)
