@@ -178,6 +178,8 @@ HOLDS_ITSELF["x"] = HOLDS_ITSELF  # `measure: &a {x: *a}` in YAML
         ({"recorded": ["9" * 5000]}, "is too long"),
         ({"device": "9" * 5000}, "is too long"),
         ({"device": 10**5000}, "config holds itself, hundreds of levels or a number of thousands of digits"),
+        ({"measure": {**CONFIG["measure"], "sample_us": 10**5000}}, "a number of thousands of digits"),
+        ({"measure": {**CONFIG["measure"], "seed": 2**63}}, "greater than the maximum"),
         ({10**5000: None}, "config holds itself, hundreds of levels or a number of thousands of digits"),
         ({"measure": HOLDS_ITSELF}, "a value holds itself or hundreds of levels: write it out flat"),
         ({"recorded": HOLDS_ITSELF}, "is not of type 'array'"),
