@@ -472,3 +472,9 @@ def test_a_damaged_list_of_metrics_is_one_sentence(monkeypatch, tmp_path, conten
     with pytest.raises(RungsError, match="restore it from version control"):
         profile.metrics_for("gh100")
     profile.metrics_for.cache_clear()
+
+
+@pytest.mark.parametrize(("number", "word"), [(11, "SIGSEGV"), (40, "signal 40")])
+def test_a_tool_that_a_signal_ends_is_one_sentence(number, word):
+    failure, _ = profile.run_tool(["sh", "-c", f"kill -{number} $$"], 30)
+    assert failure == (profile.CRASHED, f"ncu was ended by {word}.")

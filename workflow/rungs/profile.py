@@ -322,7 +322,11 @@ def run_tool(argv: Sequence[str], time_limit_s: float, name: str = "ncu") -> tup
             process.wait()
             _end_marked(mark)
     if process.returncode < 0:
-        return (CRASHED, f"{name} was ended by {signal.Signals(-process.returncode).name}."), said
+        number = -process.returncode
+        by = next(
+            (known.name for known in signal.Signals if known == number), f"signal {number}"
+        )  # real-time ones have no name
+        return (CRASHED, f"{name} was ended by {by}."), said
     if process.returncode:
         return (CRASHED, f"{name} ended with exit status {process.returncode}{last_words(said)}."), said
     return None, said
