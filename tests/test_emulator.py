@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +143,38 @@ def test_a_pointer_parameter_of_newer_compilers():
         kernel("", ".param .u64 .ptr .align 1 out, .param .align 64 .b8 map[128], .param .u32 n"), "k"
     ).params
     assert [(param.size, param.offset) for param in found] == [(8, 0), (128, 64), (4, 192)]
+
+
+BODY = kernel("@here;")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (BODY.replace("@here", "add.u32 " + "!" * 3000), "is not what the emulator can read"),
+        (BODY.replace("@here", "add.u32 " + "{" * 100_000), "is no instruction"),
+        (BODY.replace("%r<64>", "%r<900000000000>"), "declares 900000000000 registers"),
+        (BODY.replace("@here", "add.u32 " + "a, " * 20_000), "cannot read: ''"),
+        (BODY.replace("bytes[]", f"b{' ' * 20_000}[]"), "is no variable"),
+        (BODY.replace("@here", "add.u32 08"), "is not what the emulator can read"),
+    ],
+    ids=range(6),
+)
+def test_damaged_ptx_is_one_short_sentence(text, words):
+    with pytest.raises(EmulationError) as error:
+        parser.parse(text, "k")
+    assert words in str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize("gap", ["\n", "\n \n\t", "add.u32 %r2\n", "a b "], ids=["lines", "blanks", "cut", "words"])
+def test_long_gaps_are_passed_over_at_once(gap):
+    """Each once took a time that grew with the square of its length: minutes for a file of megabytes."""
+    began = time.process_time()
+    for text in (gap * 30_000 + BODY, BODY.replace("@here;", gap * 30_000)):
+        with contextlib.suppress(EmulationError):
+            parser.parse(text, "k")
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize("version", ["6.5", "9.7"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pandas as pd
 import pytest
@@ -68,6 +69,10 @@ def test_what_is_written_is_read_back(csv):
         (lambda text: text.replace(",ok,", ",fine,", 1), "row 2: status is 'fine', not one of ok, flagged"),
         (lambda text: text + text.splitlines()[1] + "\n", "row 5: the same m, n, k, round, arm"),
         (lambda text: text.replace("control", 'con"trol', 1), None),
+        (lambda text: text.replace(",ok,\n", ",ok,,\n", 1), "a row with more or fewer than 15 cells"),
+        (lambda text: re.sub(r"\nab12,", "\nab12,ab12,", text), "a row with more or fewer than 15 cells"),
+        (lambda text: text.replace(",ok,\n", "\n", 1), "a row with more or fewer than 15 cells"),
+        (lambda text: text.replace("ab12,", 'ab12,"', 1).replace(",ok,", '",ok,', 1), "a row with more or fewer"),
     ],
 )
 def test_a_damaged_csv_is_one_sentence_with_the_file_the_row_and_the_fix(csv, damage, words):

@@ -122,6 +122,19 @@ PAGE = """==PROF== Connected to process 7 (/usr/bin/python3.11)
 """
 
 
+@pytest.mark.parametrize(
+    "page",
+    [
+        PAGE.replace('"5"', '"5"\r,'),
+        PAGE.replace('"n/a"', f'"{"9" * 140_000}"'),
+    ],
+    ids=["carriage return", "endless cell"],
+)
+def test_a_page_that_is_no_csv_is_one_sentence(page):
+    with pytest.raises(RungsError, match=r"^ncu's page (is no CSV \(.*\)|ends early, .*): run it again\.$"):
+        profile.parse(page)
+
+
 def test_page_is_read_by_column_name():
     assert profile.parse(PAGE) == [
         ("gemm", "sm__cycles_elapsed.max", "cycle", 1234567.0),
@@ -459,3 +472,9 @@ def test_a_damaged_list_of_metrics_is_one_sentence(monkeypatch, tmp_path, conten
     with pytest.raises(RungsError, match="restore it from version control"):
         profile.metrics_for("gh100")
     profile.metrics_for.cache_clear()
+
+
+@pytest.mark.parametrize(("number", "word"), [(11, "SIGSEGV"), (40, "signal 40")])
+def test_a_tool_that_a_signal_ends_is_one_sentence(number, word):
+    failure, _ = profile.run_tool(["sh", "-c", f"kill -{number} $$"], 30)
+    assert failure == (profile.CRASHED, f"ncu was ended by {word}.")

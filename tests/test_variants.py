@@ -154,6 +154,10 @@ def test_yaml_is_safe_and_has_each_key_once(tmp_path, text, words):
         schemas.read_yaml(path, "config")
 
 
+HOLDS_ITSELF: dict = {}
+HOLDS_ITSELF["x"] = HOLDS_ITSELF  # `measure: &a {x: *a}` in YAML
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -171,6 +175,14 @@ def test_yaml_is_safe_and_has_each_key_once(tmp_path, text, words):
         ({"experiments": ["nope"]}, "there is no experiment 'nope'; choose of "),
         ({"device": "a b"}, "'a b' does not match"),
         ({"recorded": ["../x"]}, "'../x' does not match"),
+        ({"recorded": ["9" * 5000]}, "is too long"),
+        ({"device": "9" * 5000}, "is too long"),
+        ({"device": 10**5000}, "config holds itself, hundreds of levels or a number of thousands of digits"),
+        ({"measure": {**CONFIG["measure"], "sample_us": 10**5000}}, "a number of thousands of digits"),
+        ({"measure": {**CONFIG["measure"], "seed": 2**63}}, "greater than the maximum"),
+        ({10**5000: None}, "config holds itself, hundreds of levels or a number of thousands of digits"),
+        ({"measure": HOLDS_ITSELF}, "a value holds itself or hundreds of levels: write it out flat"),
+        ({"recorded": HOLDS_ITSELF}, "is not of type 'array'"),
     ],
 )  # fmt: skip
 def test_a_config_that_means_nothing_is_one_sentence(monkeypatch, change, sentence):

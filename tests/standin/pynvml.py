@@ -3,11 +3,13 @@
 RUNGS_STANDIN_NVML names the file; without it (or once it is deleted) there is no driver. It is read again on every call, so a test
 can change the machine under a running process:
 
-    {"driver": "580.82.07", "log": "/path/calls.jsonl", "broken": false,
+    {"driver": "580.82.07", "cuda": 13000, "log": "/path/calls.jsonl", "broken": false,
      "gpus": [{"name": "NVIDIA H200", "uuid": "GPU-...", "capability": [9, 0], "memory_bytes": 150754820096,
                "power_limit_w": 700, "supported_mhz": [345, ..., 1980], "idle_mhz": 345, "load_mhz": 1755,
                "lock": "permitted" | "denied" | "unsupported" | "ignored", "sustained_mhz": 1980, "drop_after": null,
-               "event_reasons": 0, "old_names": false, "lost": false, "power_w": 650, "temp_c": 60, "processes": [4242]}]}
+               "event_reasons": 0, "old_names": false, "lost": false, "power_w": 650, "temp_c": 60, "processes": [4242],
+               "free_bytes": 150000000000, "usual_limit_w": 700, "persistence": 1, "mig": null | 0 | 1, "compute_mode": 0,
+               "ecc_errors": 0}]}
 
 Every key but `uuid` has a default. Every setter call, refused ones too, is a line of `log`; the lock in force is the last one that
 was granted there, so it outlives the process that made it, as a real one does. `sustained_mhz` is the highest clock that the load
@@ -38,6 +40,12 @@ _DEFAULTS = {
     "power_w": 650,
     "temp_c": 60,
     "processes": [],
+    "free_bytes": 150000000000,
+    "usual_limit_w": 700,
+    "persistence": 1,
+    "mig": None,
+    "compute_mode": 0,
+    "ecc_errors": 0,
 }
 _reads = {}
 
@@ -135,6 +143,10 @@ def nvmlSystemGetDriverVersion():
     return _machine().get("driver", "580.82.07")
 
 
+def nvmlSystemGetCudaDriverVersion_v2():
+    return _machine().get("cuda", 13000)
+
+
 def nvmlDeviceGetCount():
     return len(_machine()["gpus"])
 
@@ -160,11 +172,33 @@ def nvmlDeviceGetCudaComputeCapability(handle):
 
 
 def nvmlDeviceGetMemoryInfo(handle):
-    return SimpleNamespace(total=_gpu(handle)["memory_bytes"])
+    return SimpleNamespace(total=_gpu(handle)["memory_bytes"], free=_gpu(handle)["free_bytes"])
 
 
 def nvmlDeviceGetPowerManagementLimit(handle):
     return _gpu(handle)["power_limit_w"] * 1000
+
+
+def nvmlDeviceGetPowerManagementDefaultLimit(handle):
+    return _gpu(handle)["usual_limit_w"] * 1000
+
+
+def nvmlDeviceGetPersistenceMode(handle):
+    return _gpu(handle)["persistence"]
+
+
+def nvmlDeviceGetMigMode(handle):
+    if _gpu(handle)["mig"] is None:
+        raise NVMLError_NotSupported("Not Supported")
+    return [_gpu(handle)["mig"]] * 2
+
+
+def nvmlDeviceGetComputeMode(handle):
+    return _gpu(handle)["compute_mode"]
+
+
+def nvmlDeviceGetTotalEccErrors(handle, kind, counter):
+    return _gpu(handle)["ecc_errors"]
 
 
 def nvmlDeviceGetSupportedMemoryClocks(handle):

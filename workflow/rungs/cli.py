@@ -250,6 +250,10 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--variant", required=True, help="a variant's name or a rung (H10)")
     p.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder of the three files")
 
+    p = verb("doctor", _doctor, "what of this machine works, what does not, and how to mend it; nothing is changed")
+    p.add_argument("--json", action="store_true", help="for a bug report or a program")
+    p.add_argument("--torch", action="store_true", help="import torch too, which takes seconds and starts CUDA")
+
     p = verb("trace", _trace, "show where a table's number comes from, and verify each hash on the way")
     p.add_argument(
         "cell", help="<table>:<rung or step>[:MxNxK], for example README.md:B3 or README.md:B2>B3:4096x4096x4096"
@@ -644,6 +648,12 @@ def _export(a: argparse.Namespace) -> None:
 
     paths = export.run(a.variant, a.to)
     print(f"Wrote {', '.join(map(str, paths))}. There: {export.compile_line(paths[0].stem)}")
+
+
+def _doctor(a: argparse.Namespace) -> int:
+    from rungs import doctor
+
+    return doctor.run(a.json, a.torch)
 
 
 def _trace(a: argparse.Namespace) -> int:

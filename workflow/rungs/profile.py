@@ -150,11 +150,15 @@ def parse(text: str) -> list[Counter]:
     Lines before the header (`==PROF==` ...) are passed over. Raises RungsError for a page that ends early.
     """
     lines = text.splitlines(keepends=True)
-    first = next((i for i, line in enumerate(lines) if "Kernel Name" in next(csv.reader([line]), [])), None)
-    if first is None:
-        return []
-    header, *rows = csv.reader(io.StringIO("".join(line for line in lines[first:] if not line.startswith("=="))))
-    name_at = header.index("Kernel Name")
+    try:
+        first = next((i for i, line in enumerate(lines) if "Kernel Name" in next(csv.reader([line]), [])), None)
+        if first is None:
+            return []
+        page = "".join(line for line in lines[first:] if not line.startswith("=="))
+        header, *rows = csv.reader(io.StringIO(page))
+        name_at = header.index("Kernel Name")
+    except (csv.Error, ValueError) as error:
+        raise RungsError(f"ncu's page is no CSV ({error}): run it again.") from None
     id_at = header.index("ID") if "ID" in header else name_at
     units: Sequence[str] = [""] * len(header)
     counters: list[Counter] = []
@@ -318,7 +322,11 @@ def run_tool(argv: Sequence[str], time_limit_s: float, name: str = "ncu") -> tup
             process.wait()
             _end_marked(mark)
     if process.returncode < 0:
-        return (CRASHED, f"{name} was ended by {signal.Signals(-process.returncode).name}."), said
+        number = -process.returncode
+        by = next(
+            (known.name for known in signal.Signals if known == number), f"signal {number}"
+        )  # real-time ones have no name
+        return (CRASHED, f"{name} was ended by {by}."), said
     if process.returncode:
         return (CRASHED, f"{name} ended with exit status {process.returncode}{last_words(said)}."), said
     return None, said

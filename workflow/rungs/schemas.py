@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator, validators
 
-from rungs.errors import RungsError
+from rungs.errors import RungsError, shown
 from rungs.files import ROOT, content, read_json, whole
 
 SCHEMAS = ROOT / "workflow" / "schemas"
@@ -50,7 +50,12 @@ _Validator = validators.extend(
 
 def validate(value: Any, name: str, where: str) -> None:
     """Raises RungsError with the first breach of schema `name` in `value`; `where` says what was read."""
-    errors = sorted(_Validator(load_schema(name)).iter_errors(value), key=lambda e: [str(p) for p in e.path])
+    try:
+        errors = sorted(_Validator(load_schema(name)).iter_errors(value), key=lambda e: [str(p) for p in e.path])
+    except (RecursionError, ValueError):
+        raise RungsError(
+            f"{where} holds itself, hundreds of levels or a number of thousands of digits: nothing that it describes does."
+        ) from None
     if errors:
         error = errors[0]
         place = ".".join(str(part) for part in error.absolute_path)
@@ -62,8 +67,7 @@ def validate(value: Any, name: str, where: str) -> None:
         if error.validator == "additionalProperties" and isinstance(error.instance, dict):
             odd = next(key for key in error.instance if key not in schema["properties"])
             message = f"there is no key {odd!r}; choose of {', '.join(schema['properties'])}"
-        if len(message) > LONGEST:
-            message = f"{message[: LONGEST // 2]} ... {message[-LONGEST // 2 :]}"
+        message = shown(message, LONGEST)
         raise RungsError(
             f"{where}{f', key {place}' if place else ''}: {message}{f' ({description})' if description else ''}."
         )
@@ -238,12 +242,24 @@ def parse_csv(kind: str, text: str, path: str) -> Any:
         )
     if lines < 1:
         raise RungsError(f"{path} has no rows: {fix}.")
+    if not isinstance(raw.index, pd.RangeIndex) or _ragged(text, len(declared)):
+        raise RungsError(f"{path} has a row with more or fewer than {len(declared)} cells: {fix}.")
     frame = pd.DataFrame({name: _column(raw[name], name, rule, path, fix) for name, rule in declared.items()})
     key = csv_schema(kind).get("key")
     if key and frame.duplicated(key).any():
         row = int(frame.index[frame.duplicated(key)][0]) + 2
         raise RungsError(f"{path}, row {row}: the same {', '.join(key)} stands in an earlier row: {fix}.")
     return frame
+
+
+def _ragged(text: str, cells: int) -> bool:
+    """Whether a row has more or fewer cells. pandas would take the first columns for an index, or fill up what is missing."""
+    if '"' not in text and text.count(",") == (cells - 1) * text.count("\n"):
+        return False
+    try:
+        return any(len(row) != cells for row in csv.reader(io.StringIO(text)) if row)
+    except csv.Error:
+        return True
 
 
 def _column(raw: Any, name: str, rule: Mapping[str, Any], path: str, fix: str) -> Any:

@@ -315,7 +315,13 @@ def _as_lists(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Numbers inside lists and mappings arrive as strings.
     """
-    wanted = copy.deepcopy(dict(config))
+    try:
+        return _lists(copy.deepcopy(dict(config)))
+    except RecursionError:
+        raise RungsError("config: a value holds itself or hundreds of levels: write it out flat.") from None
+
+
+def _lists(wanted: dict[str, Any]) -> dict[str, Any]:
     for key in ("measure", "clock", "profile", "axes"):
         if key in wanted:
             wanted[key] = _as_numbers(wanted[key])
@@ -326,7 +332,7 @@ def _as_lists(config: Mapping[str, Any]) -> dict[str, Any]:
             )
         if isinstance(wanted.get(key), str) and wanted[key] != "all":
             wanted[key] = [wanted[key]]
-    if isinstance(wanted.get("device"), int):
+    if isinstance(wanted.get("device"), int) and abs(wanted["device"]) < 10**18:
         wanted["device"] = str(wanted["device"])
     return wanted
 

@@ -10,12 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rungs.errors import RungsError
+from rungs.errors import RungsError, shown
 
 SUPPORTED = ((7, 0), (9, 0))
 """PTX ISA versions, oldest and newest, whose instructions mean what this package does with them."""
 WRAPPERS = ("ptx.cuh", "mma.cuh", "copy_engine.cuh")
 """Headers of one function per instruction: a report names the line that calls them."""
+MOST_REGISTERS = 1_000_000
+"""Of a kernel. NVIDIA's compiler declares thousands; a million is a damaged number."""
+MOST_BRACKETS = 100
+"""Of an instruction, of which those of four groups have the most."""
+LONGEST = 600
+"""Letters of a message that are shown: a damaged statement may be the rest of the file."""
 REGISTER_BITS = {"pred": 1, "f16": 16, "f32": 32, "f64": 64, **{f"{t}{b}": b for t in "bus" for b in (8, 16, 32, 64)}}
 
 
@@ -136,12 +142,7 @@ def load(path: Path, entry: str) -> Kernel:
         raise EmulationError(f"{path} is not readable PTX ({error}): build the variant first.") from None
     if not text.strip():
         raise EmulationError(f"{path} is empty: the variant did not build, and its manifest says why.")
-    try:
-        return parse(text, entry)
-    except (ArithmeticError, LookupError, ValueError, struct.error) as error:
-        raise EmulationError(
-            f"{path} is not PTX that the emulator can read ({error!r}): build the variant again."
-        ) from None
+    return parse(text, entry)
 
 
 @functools.lru_cache(maxsize=8)
@@ -150,20 +151,31 @@ def parse(text: str, entry: str) -> Kernel:
 
     Raises EmulationError for another ISA version than `SUPPORTED`, a missing entry and a statement of unknown form.
     """
-    version = re.search(r"^\s*\.version\s+(\d+)\.(\d+)", text, re.M)
+    try:
+        return _parse(text, entry)
+    except EmulationError as error:
+        raise EmulationError(shown(str(error), LONGEST)) from None  # it quotes the statement
+    except (ArithmeticError, LookupError, RecursionError, ValueError, struct.error) as error:
+        raise EmulationError(
+            f"The PTX of {entry!r} is not what the emulator can read ({shown(repr(error))}): build the variant again."
+        ) from None
+
+
+def _parse(text: str, entry: str) -> Kernel:
+    version = re.search(r"^[ \t]*\.version\s+(\d+)\.(\d+)", text, re.M)
     found = (int(version[1]), int(version[2])) if version else (0, 0)
     if not SUPPORTED[0] <= found <= SUPPORTED[1]:
         low, high = (".".join(map(str, bound)) for bound in SUPPORTED)
         raise EmulationError(
             f"The PTX is of ISA version {found[0]}.{found[1]}, where {low} to {high} was expected: compile with CUDA 13.0."
         )
-    target = re.search(r"^\s*\.target\s+(\w+)", text, re.M)
+    target = re.search(r"^[ \t]*\.target\s+(\w+)", text, re.M)
     start = re.search(rf"\.entry\s+{re.escape(entry)}\s*\(", text)
     if start is None or target is None:
         raise EmulationError(f"The PTX has no entry {entry!r}.")
-    files = {number: _tidy(name) for number, name in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.M)}
+    files = {number: _tidy(name) for number, name in re.findall(r'^[ \t]*\.file\s+(\d+)\s+"([^"]*)"', text, re.M)}
     kernel = Kernel(entry, target[1])
-    for match in re.finditer(r"^\s*\.(?:extern|visible)?[ .]*shared ([^;{}]*);", text[: start.start()], re.M):
+    for match in re.finditer(r"^[ \t]*\.(?:extern|visible)?[ .]*shared ([^;{}]*);", text[: start.start()], re.M):
         kernel.shared.append(_variable(match[1]))
     opening = text.find("{", start.end())
     if opening < 0:
@@ -204,6 +216,11 @@ def _variable(declared: str) -> Variable:
     return Variable(match[2], item * count, int(align[1]) if align else item)
 
 
+def _blank(text: str) -> bool:
+    """Without a copy: a cut file may be one statement of megabytes, of which this is asked at each word."""
+    return not text or text.isspace()
+
+
 def _statements(body: str, line: int) -> Iterator[tuple[str, int]]:
     """Statements of a function body up to its closing brace, with the line each starts on; `{` and `}` of scopes too.
 
@@ -213,14 +230,16 @@ def _statements(body: str, line: int) -> Iterator[tuple[str, int]]:
     for token in _TOKEN.findall(body):
         if token == "\n":
             line += 1
-            if pending.lstrip().startswith(".loc"):
+            if re.match(r"\s*\.loc", pending):
                 yield pending, first
                 pending = ""
-            elif pending:
+            elif _blank(pending):
+                pending = ""
+            else:
                 pending += " "
         elif token.startswith(("//", "/*")):
             line += token.count("\n")
-        elif token == "{" and not pending.strip():
+        elif token == "{" and _blank(pending):
             depth += 1
             yield token, line
         elif token == "}" and not vector:
@@ -233,7 +252,7 @@ def _statements(body: str, line: int) -> Iterator[tuple[str, int]]:
             pending = ""
         else:
             vector = token == "{" or (vector and token != "}")
-            if not pending.strip():
+            if _blank(pending):
                 pending, first = "", line
             pending += token
             if token.endswith(":") and re.fullmatch(r"\s*[\w$%]+:", pending):
@@ -263,6 +282,11 @@ def _body(kernel: Kernel, statements: Iterator[tuple[str, int]], files: dict[str
                 raise EmulationError(f"PTX line {line} declares registers of a type that the emulator lacks: {text}.")
             for name in (part.strip() for part in match[2].split(",")):
                 if counted := re.fullmatch(r"(\S+)<(\d+)>", name):
+                    if int(counted[2]) + len(kernel.registers) > MOST_REGISTERS:
+                        raise EmulationError(
+                            f"PTX line {line} declares {counted[2]} registers, where {MOST_REGISTERS} of a kernel are the most:"
+                            " build the variant again."
+                        )
                     kernel.registers.update({f"{counted[1]}{i}": match[1] for i in range(int(counted[2]))})
                 else:  # inline asm declares the same scoped name again and again
                     unique = name if len(scopes) == 1 else f"{name}#{number}"
@@ -294,7 +318,7 @@ def _instruction(
     text: str, line: int, frames: tuple[str, ...], kernel: Kernel, scopes: list[dict[str, str]]
 ) -> Instruction:
     match = re.match(r"(?:@(!?)\s*([\w$%.]+)\s+)?([a-zA-Z][\w:]*)((?:\.[\w:]+)*)\s*(.*)", text, re.S)
-    if match is None:
+    if match is None or text.count("{") + text.count("[") > MOST_BRACKETS:
         raise EmulationError(f"PTX line {line} is no instruction that the emulator can read: {text}.")
     negated, guard, opcode, modifiers, rest = match.groups()
 
