@@ -242,6 +242,14 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--variant", required=True, help="a variant's name or a rung (H10)")
     p.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder of the three files")
 
+    p = verb("compare", _compare, "hold results sets against each other: devices, dates or commits")
+    p.add_argument("sets", nargs="+", metavar="SET", help="two or more: a folder, or SET@COMMIT for what git has of it")
+    p.add_argument("--experiment", default="gemm")
+    p.add_argument("--ladder", help="one ladder alone, whose claims are fewer and intervals so narrower")
+    p.add_argument(
+        "--output", type=Path, metavar="DIR", help="write Markdown, CSV, SVG and PNG there, not to the terminal"
+    )
+
     p = verb("trace", _trace, "show where a table's number comes from, and verify each hash on the way")
     p.add_argument(
         "cell", help="<table>:<rung or step>[:MxNxK], for example README.md:B3 or README.md:B2>B3:4096x4096x4096"
@@ -623,6 +631,12 @@ def _export(a: argparse.Namespace) -> None:
 
     paths = export.run(a.variant, a.to)
     print(f"Wrote {', '.join(map(str, paths))}. There: {export.compile_line(paths[0].stem)}")
+
+
+def _compare(a: argparse.Namespace) -> None:
+    from rungs import compare
+
+    compare.run(a.sets, a.experiment, a.ladder, a.output)
 
 
 def _trace(a: argparse.Namespace) -> int:
