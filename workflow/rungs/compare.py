@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from rungs import aggregate, provenance, schemas, stats, workloads
 from rungs.aggregate import Arm, Facts, Measured, Shape
 from rungs.errors import RungsError
@@ -240,7 +242,7 @@ def compare(specs: Sequence[str], experiment_name: str, ladder_name: str | None 
             sets.append(read_set(label, spec, folder, experiment))
     check_alike(sets)
     shapes = common_shapes(experiment, sets)
-    chosen = [ladder for ladder in experiment.ladders.values() if ladder_name in (None, ladder.name)]
+    chosen = _ladders(experiment, sets) if ladder_name is None else [experiment.ladders[ladder_name]]
     lines, left_out = [], []
     for ladder in chosen:
         found, lost = _lines(experiment, ladder, sets, shapes)
@@ -257,6 +259,13 @@ def compare(specs: Sequence[str], experiment_name: str, ladder_name: str | None 
     claims = sum(_claimable(lines[i].values[a], lines[i].values[b]) for i, a, b in places)
     verdicts = {(i, a, b): judge(lines[i].values[a], lines[i].values[b], claims) for i, a, b in places}
     return Comparison(experiment, sets, ladders, shapes, lines, verdicts, claims, left_out)
+
+
+def _ladders(experiment: Experiment, sets: Sequence[Set]) -> list[Ladder]:
+    """Those that two sets measured, by the rule of a set's own tables."""
+    asked = [pd.DataFrame({"variant": list(each.measured.recordings.sweeps)}) for each in sets]
+    found = Counter(ladder.name for frame in asked for ladder in aggregate.measured_ladders(experiment, frame))
+    return [ladder for name, ladder in experiment.ladders.items() if found[name] > 1]
 
 
 def _lines(

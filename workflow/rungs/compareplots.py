@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from rungs.compare import Comparison, Shape, Verdict
 from rungs.curves import COLOURS
@@ -54,6 +56,7 @@ def plot(comparison: Comparison) -> Figure:
             axes.set_title(f"{b} against {a}{where}", fontsize=9.5)
             axes.axvline(0, color=INK, linewidth=0.8)
             axes.set_xlim(-limit, limit)
+            axes.set_xticks([tick for tick in MaxNLocator(6).tick_values(-limit, limit) if abs(tick) <= limit])
             axes.set_ylim(len(names) - 0.5, -0.5)
             axes.set_yticks(range(len(names)), labels, fontsize=7.5)
             axes.tick_params(length=0)
@@ -75,7 +78,8 @@ def plot(comparison: Comparison) -> Figure:
             fontweight="bold",
             va="center",
         )
-        figure.text(0.15 / width, 0.14 / height, sets, fontsize=6.5, color="#555555", va="center")
+        lines = "\n".join(textwrap.wrap(sets, int(width * 17)))
+        figure.text(0.15 / width, 0.14 / height, lines, fontsize=6.5, color="#555555", va="center")
         handles = [
             Line2D([], [], color=_colour(i, len(depths), True), linewidth=2, label=f"K = {depth}")
             for i, depth in enumerate(depths if gemm else ())
