@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import shutil
 import subprocess
 
 import matplotlib.pyplot as plt
@@ -11,9 +12,11 @@ import pytest
 from rendered import check_that_no_text_leaves, grids
 from rungs import cli, compare, compareplots, provenance, schemas, stats, variants
 from rungs.errors import RungsError
+from rungs.files import ROOT
 from synthetic import GPU, World, write_set
 
 EXPERIMENT = variants.load_experiment("gemm")
+COPIES = variants.load_experiment("copy_intensity")
 SHAPES = [(512, 512, 1024), (4096, 4096, 4096)]
 PATH = ("B2", "B3", "B5", "B6")
 
@@ -308,10 +311,18 @@ def test_a_set_is_read_as_a_commit_has_it(sets, tmp_path, monkeypatch):
         compare.compare(["other@HEAD", "set@HEAD~1"], "gemm", "B")
 
 
-def test_an_experiment_of_points_is_compared_too():
-    """The recorded set against itself: its shares go through the bytes that the control moves."""
-    comparison = compare.compare(["results/recorded/h200"] * 2, "copy_intensity", None)
+def test_an_experiment_of_points_is_compared_too(tmp_path):
+    """Two rungs of a recorded set against themselves: their shares go through the bytes that the control moves."""
+    recorded, names = ROOT / "results/recorded/h200/csv", [COPIES.variant(rung).name for rung in ("CP1", "CP2")]
+    for kind, chosen in (("sweep", names), ("floor", ["1", "2", "3"])):
+        for name in chosen:
+            for path in (recorded / kind / "copy_intensity").glob(f"{name}.*"):
+                (tmp_path / kind / "copy_intensity").mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, tmp_path / kind / "copy_intensity")
+    (tmp_path / "set" / "csv").mkdir(parents=True)
+    for kind in ("sweep", "floor"):
+        (tmp_path / kind).rename(tmp_path / "set" / "csv" / kind)
+    comparison = compare.compare([str(tmp_path / "set")] * 2, "copy_intensity", None)
     shares = [line.values["A"] for line in comparison.lines if line.what == "share" and line.values["A"].median]
     assert shares and all(0 < value.percent(value.median.value) < 200 for value in shares)
-    assert compare.headers_of(comparison)[3:5] == ["A", "B"]
     check_that_no_text_leaves(compareplots.plot(comparison))
