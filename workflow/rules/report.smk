@@ -26,11 +26,12 @@ rule plot_heatmap:
 
 
 rule plot_ladder:
-    """Draw each rung's share of the control along its ladder, and the path step by step beside what others published."""
+    """Draw each rung's share of the control along its ladder, the path step by step beside what others published, and the roofline."""
     input:
         data_of,
         sources_behind,
         published_figures,
+        ceilings_of,
     output:
         report(
             "results/{results_set}/figures/{experiment}/ladder_{ladder}.svg",
@@ -48,6 +49,14 @@ rule plot_ladder:
             labels={"set": "{results_set}", "ladder": "{ladder}"},
         ),
         "results/{results_set}/figures/{experiment}/waterfall_{ladder}.png",
+        report(
+            "results/{results_set}/figures/{experiment}/roofline_{ladder}.svg",
+            caption="../report/roofline.rst",
+            category="{experiment}",
+            subcategory="roofline",
+            labels={"set": "{results_set}", "ladder": "{ladder}"},
+        ),
+        "results/{results_set}/figures/{experiment}/roofline_{ladder}.png",
     log:
         "logs/{results_set}/plot_ladder/{experiment}/{ladder}.log",
     conda:
@@ -55,10 +64,37 @@ rule plot_ladder:
     params:
         python=PYTHON,
         stale=stale_in,
-        code=module_hash("plots", "waterfall", "published"),
+        code=module_hash("plots", "waterfall", "published", "roofline"),
     shell:
-        "{params.python:q} -m rungs plot ladder waterfall --results results/{wildcards.results_set:q}"
+        "{params.python:q} -m rungs plot ladder waterfall roofline --results results/{wildcards.results_set:q}"
         " --experiment {wildcards.experiment:q} --of {wildcards.ladder:q} &> {log:q}"
+
+
+rule plot_clock:
+    """Draw clock, power and temperature over the first floor job: what the paired rounds had to put up with."""
+    input:
+        clock_job_of,
+        sources_behind,
+    output:
+        report(
+            "results/{results_set}/figures/{experiment}/clock_power.svg",
+            caption="../report/clock.rst",
+            category="{experiment}",
+            subcategory="clock and power",
+            labels={"set": "{results_set}"},
+        ),
+        "results/{results_set}/figures/{experiment}/clock_power.png",
+    log:
+        "logs/{results_set}/plot_clock/{experiment}.log",
+    conda:
+        "../../envs/environment.yaml"
+    params:
+        python=PYTHON,
+        stale=stale_in,
+        code=module_hash("plots", "conditions"),
+    shell:
+        "{params.python:q} -m rungs plot clock --results results/{wildcards.results_set:q}"
+        " --experiment {wildcards.experiment:q} &> {log:q}"
 
 
 # One job draws every factor of an experiment, since starting costs more than drawing; which factors there are is the experiment's.

@@ -139,14 +139,16 @@ def _parser() -> argparse.ArgumentParser:
 
     p = verb("plot", _plot, "draw figures of a results set")
     p.add_argument(
-        "kinds", nargs="+", choices=("heatmap", "ladder", "waterfall", "effect", "shapley", "counts", "points")
+        "kinds",
+        nargs="+",
+        choices=("heatmap", "ladder", "waterfall", "roofline", "effect", "shapley", "counts", "points", "clock"),
     )
     p.add_argument("--results", type=Path, required=True)
     p.add_argument("--experiment", required=True)
     p.add_argument(
         "--of",
-        nargs="+",
-        required=True,
+        nargs="*",
+        default=[],
         metavar="NAME",
         help="ladders, factors for `effect`, `bars` and `map` for `shapley`, figures for `points`",
     )
@@ -480,6 +482,13 @@ def _plot(a: argparse.Namespace) -> None:
     from rungs import countplots, curves, plots, provenance
     from rungs.variants import load_experiment
 
+    if a.kinds == ["clock"]:
+        from rungs import conditions
+
+        conditions.draw(a.results, a.experiment, provenance.stale(a.results, [a.experiment]))
+        return
+    if not a.of:
+        raise RungsError(f"`plot {a.kinds[0]}` needs --of: name what to draw, for example a ladder.")
     if a.kinds == ["counts"]:
         for name in a.of:
             countplots.draw(a.results, a.experiment, name)

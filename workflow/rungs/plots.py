@@ -70,7 +70,7 @@ STYLE: dict[str, Any] = {
 
 
 def draw(kind: str, results: Path, experiment_name: str, name: str, stale: Mapping[str, str]) -> None:
-    """Draw `figures/<experiment>/<kind>_<name>.svg` and `.png`: heatmap, ladder and waterfall of a ladder, effect of a factor.
+    """Draw `figures/<experiment>/<kind>_<name>.svg` and `.png`: heatmap, ladder, waterfall and roofline of a ladder, effect of a factor.
 
     Raises RungsError for a name that the experiment has not.
     """
@@ -83,7 +83,11 @@ def draw(kind: str, results: Path, experiment_name: str, name: str, stale: Mappi
     if name not in known:
         word = "factor" if kind == "effect" else "ladder"
         raise RungsError(f"{experiment_name} has no {word} {name!r}: choose one of {', '.join(known)}.")
-    if kind == "effect":
+    if kind == "roofline":
+        from rungs import roofline
+
+        figure = roofline.draw(results, experiment, experiment.ladders[name], stale)
+    elif kind == "effect":
         facts = facts_of(results, experiment_name)
         figure = plot_effect(experiment, name, effects.read_data(results, experiment_name), facts, stale)
     else:

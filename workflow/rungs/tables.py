@@ -107,7 +107,7 @@ def render_experiment(results: Path, experiment: str | Experiment, stale: Mappin
             parts += [f"### What reads cost on ladder {ladder.name}", costs]
     if bridge := budget.bridge_table(source):
         parts += [f"## From {source.experiment.bridge['experiment']} to here", bridge]  # type: ignore[index]
-    parts += ["## Floor", floor_table(source)]
+    parts += ["## Floor", floor_table(source), *clock_link(source, f"../figures/{source.experiment.name}")]
     if gaps := gap_table(source):
         parts += ["## Not measured", gaps]
     return "\n\n".join(parts) + "\n"
@@ -236,6 +236,7 @@ def figure_links(source: Source, ladder: Ladder, folder: str) -> str:
             f"![Gain of each step of ladder {ladder.name}, K against M = N]({folder}/heatmap_{ladder.name}.svg)",
             f"![Share of the control along ladder {ladder.name}]({folder}/ladder_{ladder.name}.svg)",
             _waterfall(ladder, folder),
+            f"![Roofline of ladder {ladder.name}]({folder}/roofline_{ladder.name}.svg)",
             f"**{_map_sentence([row for row in source.rows('steps') if row['ladder'] == ladder.name])}**",
             f"<sub>{provenance_line(source, used, names)}</sub>",
         ]
@@ -255,6 +256,13 @@ def waterfall_link(source: Source, ladder: Ladder, folder: str) -> str:
     return "\n\n".join(
         [_waterfall(ladder, folder), answer(source, ladder, size), f"<sub>{provenance_line(source, used, names)}</sub>"]
     )
+
+
+def clock_link(source: Source, folder: str) -> list[str]:
+    """The clock and the power over the first floor job, where there is one and it read them."""
+    if not source.data["floor"]["mhz_low"].notna().any():
+        return []
+    return [f"![Clock, power and temperature over a job of {source.experiment.name}]({folder}/clock_power.svg)"]
 
 
 def _map_sentence(rows: Sequence[Row]) -> str:
