@@ -134,7 +134,7 @@ def test_targets_list_what_they_are_named_after(complete_run):
         planned = dict(
             zip(targets, pool.map(lambda target: checkout.planned("--forceall", target), targets), strict=True)
         )
-    drawn = {"plot_heatmap", "plot_ladder", "make_tables", "make_index"}
+    drawn = {"plot_heatmap", "plot_ladder", "plot_clock", "make_tables", "make_index"}
     whole = {"effects", "plot_effects_gemm", "make_factorial"}
     assert {target: result.rules & {*MEASURING, *drawn, *whole, "inspect"} for target, result in planned.items()} == {
         "ladders": {"sweep", "floor", "inspect"},

@@ -107,26 +107,26 @@ for factorial_experiment in FACTORIALS:
             data_of_factorial,
             sources_behind,
         output:
-            report(
-                expand(
-                    "results/{{results_set}}/figures/{{experiment}}/effect_{factor}.svg",
-                    factor=FACTORIALS[factorial_experiment],
-                ),
-                caption="../report/effect.rst",
-                category="{experiment}",
-                subcategory="factorial",
-                labels={"set": "{results_set}"},
-            ),
-            report(
-                expand(
-                    "results/{{results_set}}/figures/{{experiment}}/shapley_{picture}.svg",
-                    picture=SHAPLEY,
-                ),
-                caption="../report/shapley.rst",
-                category="{experiment}",
-                subcategory="factorial",
-                labels={"set": "{results_set}"},
-            ),
+            [
+                report(
+                    f"results/{{results_set}}/figures/{{experiment}}/effect_{factor}.svg",
+                    caption="../report/effect.rst",
+                    category="{experiment}",
+                    subcategory="factorial",
+                    labels={"set": "{results_set}", "factor": factor},
+                )
+                for factor in FACTORIALS[factorial_experiment]
+            ],
+            [
+                report(
+                    f"results/{{results_set}}/figures/{{experiment}}/shapley_{picture}.svg",
+                    caption="../report/shapley.rst",
+                    category="{experiment}",
+                    subcategory="factorial",
+                    labels={"set": "{results_set}", "picture": f"Shapley {picture}"},
+                )
+                for picture in SHAPLEY
+            ],
             expand(
                 "results/{{results_set}}/figures/{{experiment}}/effect_{factor}.png",
                 factor=FACTORIALS[factorial_experiment],
@@ -165,16 +165,16 @@ for pointed_experiment in FIGURES:
             sources_behind,
             published_figures,
         output:
-            report(
-                expand(
-                    "results/{{results_set}}/figures/{{experiment}}/{figure}.svg",
-                    figure=FIGURES[pointed_experiment],
-                ),
-                caption="../report/points.rst",
-                category="{experiment}",
-                subcategory="curves",
-                labels={"set": "{results_set}"},
-            ),
+            [
+                report(
+                    f"results/{{results_set}}/figures/{{experiment}}/{figure}.svg",
+                    caption="../report/points.rst",
+                    category="{experiment}",
+                    subcategory="curves",
+                    labels={"set": "{results_set}", "figure": figure},
+                )
+                for figure in FIGURES[pointed_experiment]
+            ],
             expand(
                 "results/{{results_set}}/figures/{{experiment}}/{figure}.png",
                 figure=FIGURES[pointed_experiment],
@@ -206,7 +206,7 @@ rule make_tables:
             caption="../report/tables.rst",
             category="{experiment}",
             subcategory="tables",
-            labels={"set": "{results_set}"},
+            labels={"set": "{results_set}", "page": "ladders"},
         ),
     log:
         "logs/{results_set}/make_tables/{experiment}.log",
@@ -232,7 +232,7 @@ rule make_factorial:
             caption="../report/tables.rst",
             category="{experiment}",
             subcategory="tables",
-            labels={"set": "{results_set}"},
+            labels={"set": "{results_set}", "page": "factorial"},
         ),
     log:
         "logs/{results_set}/make_factorial/{experiment}.log",
@@ -253,7 +253,13 @@ rule make_index:
         data_of_set,
         sources_behind,
     output:
-        "results/{results_set}/README.md",
+        report(
+            "results/{results_set}/README.md",
+            caption="../report/index.rst",
+            category="overview",
+            subcategory="pages",
+            labels={"set": "{results_set}", "page": "index"},
+        ),
     log:
         "logs/{results_set}/make_index.log",
     conda:

@@ -597,7 +597,7 @@ def write(comparison: Comparison, output: Path) -> None:
     try:
         schemas.write_csv(comparison.experiment.kind("compare"), frame_of(comparison), folder / "compare.csv")
         (folder / "compare.md").write_text(render(comparison), encoding="utf-8")
-        plots.save(compareplots.plot(comparison), folder / "compare")
+        plots.save(compareplots.plot(comparison), folder / "compare", coarse=True)
         folder.chmod(0o755)
         if output.exists():
             shutil.rmtree(output)

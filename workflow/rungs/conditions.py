@@ -20,7 +20,7 @@ from rungs.files import stored
 from rungs.plots import FAINT, STYLE
 from rungs.variants import GEMM, Experiment, load_experiment
 
-MOST = 120
+MOST = 90
 """Marks of a line: rounds beyond it are drawn by their middle, with the lowest and the highest as a band."""
 QUANTITIES = (
     ("sm_mhz", "SM clock, MHz", "#2974c0"),
@@ -59,7 +59,9 @@ def draw(results: Path, experiment_name: str, stale: Mapping[str, str]) -> None:
     path = stored(job_of(results, experiment_name))
     recording = aggregate.read_recording(aggregate.timed_kind(experiment), path, variant.name)
     facts = aggregate.facts_of(results, experiment_name, [variant.name])
-    plots.save(plot(experiment, recording, facts, stale), results / "figures" / experiment_name / "clock_power")
+    plots.save(
+        plot(experiment, recording, facts, stale), results / "figures" / experiment_name / "clock_power", coarse=True
+    )
 
 
 def bins_of(experiment: Experiment, frame: pd.DataFrame) -> tuple[list[Bin], list[tuple[float, str]]]:
@@ -104,8 +106,10 @@ def plot(experiment: Experiment, recording: Recording, facts: Facts, stale: Mapp
             _line(axes, bins, quantity, colour)
             axes.set_ylabel(label, fontsize=7.5)
             axes.tick_params(length=0, labelsize=7)
-            for x, _ in begins[1:]:
-                axes.axvline(x, color="#dcdcdc", linewidth=0.6)
+            between = [
+                end for x, _ in begins[1:] for end in ((x, 0), (x, 1), (np.nan, 0))
+            ]  # one line with gaps: an SVG of a path
+            axes.plot(*_columns(between), transform=axes.get_xaxis_transform(), color="#dcdcdc", linewidth=0.6)
             for bin in bins:
                 if bin.flagged:
                     axes.axvspan(bin.x - 0.5, bin.x + 0.5, color=FLAG, alpha=0.25, linewidth=0)
@@ -113,21 +117,14 @@ def plot(experiment: Experiment, recording: Recording, facts: Facts, stale: Mapp
             axes.set_axisbelow(True)
             axes.spines[["right", "top"]].set_visible(False)
         capped = [bin.x for bin in bins if bin.capped]
-        grid[0].plot(
-            capped,
-            [0.02] * len(capped),
-            transform=grid[0].get_xaxis_transform(),
-            color=CAP,
-            marker="|",
-            markersize=4,
-            linestyle="none",
-        )
+        ends = [(end, 0.015) for x in capped for end in (x - 0.4, x + 0.4, np.nan)]
+        grid[0].plot(*_columns(ends), transform=grid[0].get_xaxis_transform(), color=CAP, linewidth=2.5)
         grid[-1].set_xlim(-0.5, max(len(bins), 1) - 0.5)
         _name_shapes(experiment, grid[-1], begins, len(bins))
         title = f"{experiment.name}, {rung}: clock and power over the job on {facts.gpu}"
         figure.text(0.2 / width, 1 - 0.26 / height, title, fontsize=12, fontweight="bold", va="center")
         count = int((frame["status"] == "flagged").sum())
-        handles = [Line2D([], [], color=CAP, marker="|", linestyle="none", label="at the power cap")] if capped else []
+        handles = [Line2D([], [], color=CAP, linewidth=2.5, label="at the power cap")] if capped else []
         if count:
             handles.append(Line2D([], [], color=FLAG, alpha=0.4, linewidth=5, label="flagged: not used"))
         if handles:
@@ -145,6 +142,10 @@ def plot(experiment: Experiment, recording: Recording, facts: Facts, stale: Mapp
         each = f"{len(timed)} samples, {count} of them flagged; a band is from the lowest to the highest under a mark"
         plots.footer(figure, facts, cells, stale, each)
     return figure
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
 
 
 def _line(axes: Axes, bins: Sequence[Bin], quantity: str, colour: str) -> None:

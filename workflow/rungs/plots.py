@@ -95,7 +95,7 @@ def draw(kind: str, results: Path, experiment_name: str, name: str, stale: Mappi
         ladder = experiment.ladders[name]
         facts = facts_of(results, experiment_name, [variant.name for variant in ladder.rungs.values()])
         figure = plot(experiment, ladder, read_data(results, experiment_name), facts, stale)
-    save(figure, results / "figures" / experiment_name / f"{kind}_{name}")
+    save(figure, results / "figures" / experiment_name / f"{kind}_{name}", coarse=kind == "roofline")
 
 
 def run(results: Path, experiment_name: str, stale: Mapping[str, str] | None = None) -> None:
@@ -105,8 +105,8 @@ def run(results: Path, experiment_name: str, stale: Mapping[str, str] | None = N
             draw(kind, results, experiment_name, ladder.name, stale or {})
 
 
-def save(figure: Figure, stem: Path) -> None:
-    """Write `stem`.svg and .png, each whole, without dates or versions in them.
+def save(figure: Figure, stem: Path, coarse: bool = False) -> None:
+    """Write `stem`.svg and .png, each whole, without dates or versions in them; `coarse` with coordinates to a tenth of a point.
 
     Text in the SVG is text, so that it can be read, searched and kept small; a PNG has a palette for the same reason.
     """
@@ -114,6 +114,10 @@ def save(figure: Figure, stem: Path) -> None:
         with whole(stem.with_suffix(".svg")) as temporary:
             figure.savefig(temporary, format="svg", metadata={"Date": None, "Creator": None}, facecolor="white")
             svg = NOTHING.sub("", temporary.read_text(encoding="utf-8"))
+            if coarse:
+                svg = re.sub(
+                    r'(?<= d=")[^"]+|(?<= [xy]=")[-\d.]+(?=")', lambda m: re.sub(r"-?\d+\.\d+", _tenth, m[0]), svg
+                )
             temporary.write_text(svg.replace("<svg ", f'<svg font-family="{FONTS}" ', 1), encoding="utf-8")
         figure.set_dpi(DPI)
         canvas = FigureCanvasAgg(figure)
@@ -124,6 +128,10 @@ def save(figure: Figure, stem: Path) -> None:
                 temporary, format="png", optimize=True
             )
     plt.close(figure)
+
+
+def _tenth(number: re.Match[str]) -> str:
+    return f"{round(float(number[0]), 1) + 0.0:g}"
 
 
 # Heat map

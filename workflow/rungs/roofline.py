@@ -117,6 +117,10 @@ def plot(
         speeds = [*timed["tflops"], *timed["control_tflops"].dropna()]
         top = peak_tflops(arch, sms, float(timed["sm_mhz"].max())) if arch and timed["sm_mhz"].notna().any() else 1.0
         grid[0][0].set_ylim(0.55 * min(speeds, default=0.1), 1.6 * max([top, *speeds]))
+        low, high = grid[0][0].get_ylim()
+        ticks = [digit * 10.0**power for power in range(-3, 5) for digit in (1, 2, 5)]
+        grid[0][0].set_yticks(shown := [tick for tick in ticks if low <= tick <= high], [f"{tick:g}" for tick in shown])
+        grid[0][0].set_yticks([], minor=True)
         grid[0][0].set_ylabel("TFLOP/s")
         title = f"{experiment.name}, ladder {ladder.name}: roofline on {facts.gpu}"
         figure.text(0.2 / width, 1 - 0.28 / height, title, fontsize=12, fontweight="bold", va="center")

@@ -197,6 +197,12 @@ def figures_of(source: Source) -> str:
 MARKER = re.compile(r"<!-- rungs:(?P<name>\S+) (?P<edge>begin|end) -->")
 
 
+def blocks_in(readme_text: str) -> dict[str, str]:
+    """Block name -> what stands between its markers, of blocks that have both."""
+    found = re.finditer(r"<!-- rungs:(\S+) begin -->(.*?)<!-- rungs:\1 end -->", readme_text, re.DOTALL)
+    return {block[1]: block[2] for block in found}
+
+
 def apply_blocks(readme_text: str, blocks: Mapping[str, str]) -> str:
     """The README with every `<!-- rungs:NAME begin -->` to `end` filled.
 
