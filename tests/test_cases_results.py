@@ -59,7 +59,9 @@ def current(monkeypatch):
 def test_one_binary_measured_as_two_variants_is_a_tie_and_the_floor_is_reported(tmp_path, seed):
     """Row 1. Kind: a difference that is none. B5 takes exactly the time of B3 here."""
     same = World().gain_percent(name_of("B3"), name_of("B5"), SHAPES[1])
-    results = write(tmp_path, gains={name_of("B5"): 100 / (1 + same / 100) - 100}, seed=seed, rounds=60, job_shift=0.004)
+    results = write(
+        tmp_path, gains={name_of("B5"): 100 / (1 + same / 100) - 100}, seed=seed, rounds=60, job_shift=0.004
+    )
     found = frames(results)
     steps = found["steps"][found["steps"]["step"] == "B3>B5"]
     assert set(steps["verdict"]) <= {"tie", "undecided"} and "tie" in set(steps["verdict"])
