@@ -24,6 +24,7 @@ rule all:
         factorial_figures(),
         tables(),
         factorial_tables(),
+        claims(),
         verdict(),
 
 
@@ -64,12 +65,20 @@ rule heatmap:
         figures("heatmap"),
 
 
+rule claims:
+    input:
+        sweeps(WHOLE),
+        profiles(WHOLE),
+        claims(),
+
+
 rule tables:
     input:
         sweeps(WHOLE),
         profiles(WHOLE),
         tables(),
         factorial_tables(),
+        claims(),
 
 
 rule report:
@@ -80,6 +89,7 @@ rule report:
         factorial_figures(),
         tables(),
         factorial_tables(),
+        claims(),
 
 
 include: "workflow/rules/build.smk"
@@ -88,6 +98,7 @@ include: "workflow/rules/profile.smk"
 include: "workflow/rules/sanitize.smk"
 include: "workflow/rules/emulate.smk"
 include: "workflow/rules/aggregate.smk"
+include: "workflow/rules/claims.smk"
 include: "workflow/rules/report.smk"
 
 

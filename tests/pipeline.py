@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+import forked
 from rungs.files import PACKED, content, packed
 
 TESTS = Path(__file__).parent
@@ -158,14 +159,7 @@ class Checkout:
         )
 
     def snakemake(self, *arguments: str, **more: str) -> Result:
-        process = self.start(*arguments, **more)
-        try:
-            text, _ = process.communicate(timeout=LIMIT_S)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise
-        return Result(process.returncode, text)
+        return Result(*forked.run(arguments, self.repo, self.env(**more), LIMIT_S))
 
     def planned(self, *arguments: str, **more: str) -> Result:
         done = self.snakemake("--dry-run", *arguments, **more)

@@ -39,10 +39,13 @@ def watched(name: str, text: str, folder: Path) -> problem.Outcome:
     return outcome(name, text, folder, race=True)
 
 
+TWINS = mutations.WGMMA[:1]
+"""Of the wgmma kernels the one that has no synchronisation of its own beside the other's: checked to be right, not mutated here."""
 CASES = [
     pytest.param(name, change, id=f"{change}-{name}")
     for change, mutation in MUTATIONS.items()
     for name in mutation.variants
+    if name not in TWINS
 ]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from rungs import build, clock, gpu
 from rungs.errors import RungsError
-from rungs.variants import load_device, load_experiment
+from rungs.variants import WGMMA, load_device, load_experiment
 
 EXPERIMENT = load_experiment("gemm")
 GPUS = [found for found in clock.gpus() if found.arch]
@@ -49,14 +49,14 @@ def toolchain():
         return build.find_toolchain("system")
 
 
-@pytest.fixture(scope="module", params=["gemm", "gemm_tuned"])
+@pytest.fixture(scope="module", params=["gemm", "gemm_tuned", "hopper_gemm"])
 def loaded(request, tmp_path_factory):
-    """(experiment, session): every fourth estimable variant and all rungs, loaded on the first GPU."""
+    """(experiment, session): all rungs, and of mma.sync every fourth estimable variant, loaded on the first GPU."""
     chosen, folder = GPUS[0], tmp_path_factory.mktemp("cubins")
     experiment, device, tools = load_experiment(request.param), load_device(chosen.arch), toolchain()
     made = gpu.Session(chosen.uuid)
     rungs = {v for ladder in experiment.ladders.values() for v in ladder.rungs.values()}
-    variants = list(dict.fromkeys([*rungs, *experiment.estimable()[::4]]))
+    variants = list(dict.fromkeys([*rungs, *(() if experiment.multiplies == WGMMA else experiment.estimable()[::4])]))
     manifests = [folder / variant.name / f"{variant.name}.json" for variant in variants]
     with ThreadPoolExecutor() as pool:
         built = list(pool.map(lambda path: build.build(path.stem, chosen.arch, path, tools), manifests))
@@ -85,6 +85,18 @@ def test_every_variant_is_right_for_any_number_of_k_tiles(loaded, m, n, tiles):
         assert outcome.error < 1e-2, arm
         bits.setdefault(experiment.contract(found.variant), set()).add(outcome.bits)
     assert all(len(different) == 1 for different in bits.values()), bits
+
+
+@on_gpu
+@pytest.mark.parametrize("problem", [(1, 8, 8), (197, 328, 72), (4095, 4104, 1032)])
+def test_wgmma_is_right_for_shapes_that_hang_over_every_edge(loaded, problem):
+    experiment, session = loaded
+    if experiment.multiplies != WGMMA:
+        pytest.skip("takes whole tiles alone")
+    session.set_problem(problem, "integer", 1)
+    for arm in session.arms:
+        outcome = session.outcome(arm)
+        assert (outcome.unwritten, outcome.equal) == (0, True), arm
 
 
 @on_gpu

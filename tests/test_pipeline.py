@@ -129,12 +129,13 @@ def test_measuring_job_asks_for_its_gpu_and_every_core_and_a_build_for_one(compl
 
 def test_targets_list_what_they_are_named_after(complete_run):
     checkout, _ = complete_run
-    targets = ("ladders", "factorial", "sweeps", "profiles", "heatmap", "tables", "report")
+    targets = ("ladders", "factorial", "sweeps", "profiles", "heatmap", "claims", "tables", "report")
     with ThreadPoolExecutor(2) as pool:
         planned = dict(
             zip(targets, pool.map(lambda target: checkout.planned("--forceall", target), targets), strict=True)
         )
-    drawn = {"plot_heatmap", "plot_ladder", "plot_clock", "make_tables", "make_index"}
+    claimed = {"judge_claims", "show_claims"}
+    drawn = {"plot_heatmap", "plot_ladder", "plot_clock", "make_tables", "make_index", *claimed}
     whole = {"effects", "plot_effects_gemm", "make_factorial"}
     assert {target: result.rules & {*MEASURING, *drawn, *whole, "inspect"} for target, result in planned.items()} == {
         "ladders": {"sweep", "floor", "inspect"},
@@ -142,7 +143,8 @@ def test_targets_list_what_they_are_named_after(complete_run):
         "sweeps": {"sweep", "floor"},
         "profiles": {"profile"},
         "heatmap": {"sweep", "floor", "profile", "inspect", "plot_heatmap"},
-        "tables": {"sweep", "floor", "profile", "inspect", "make_tables", "make_index"},
+        "claims": {"sweep", "floor", "profile", "inspect", *claimed},
+        "tables": {"sweep", "floor", "profile", "inspect", "make_tables", "make_index", *claimed},
         "report": {"sweep", "floor", "profile", "inspect", *drawn},
     }
     assert planned["sweeps"].of("sweep") == sorted(RUNGS)

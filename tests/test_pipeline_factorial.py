@@ -41,6 +41,12 @@ def shrink(checkout) -> None:
         "shapley": {"source": ends[0], "target": ends[1]},
     }
     path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    claims = checkout.repo / "config" / "claims.yaml"  # those that name nothing which is gone
+    kept = [claim for claim in yaml.safe_load(claims.read_text())["claims"] if claim["id"] == "same_numbers"]
+    kept.append({**kept[0], "id": "swizzle", "gain": {"steps": ["S2>S3"]}, "above": 0})
+    for key in ("wrong", "equal"):
+        del kept[1][key]
+    claims.write_text(yaml.safe_dump({"claims": kept}, sort_keys=False))
     checkout.configure(ladders="all", experiments=["gemm"], recorded=["h200"])
 
 
@@ -166,6 +172,8 @@ def test_recorded_factorials_are_rendered_without_a_gpu_and_traced(measured):
         "plot_ladder",
         "plot_clock",
         "plot_effects_gemm",
+        "judge_claims",
+        "show_claims",
         "make_tables",
         "make_factorial",
         "make_index",

@@ -453,7 +453,7 @@ def test_a_map_ends_in_what_its_whole_steps_say_on_average(gains, sentence):
 def test_every_table_ends_in_one_sentence_and_its_provenance(results):
     text = tables.render_experiment(results, "gemm")
     body = text.split("## Not measured")[0]
-    tables_, pictures = 2 + 2 + 1 + 2 + 1, 1
+    tables_, pictures = 2 + 2 + 1 + 1 + 2 + 1, 1
     assert len(grids(body)) == tables_
     assert len(sentences(body)) == body.count("The same in all rungs:") == tables_ + pictures
     assert all(sentence.endswith(".") and not re.search(r"\.\s+[A-Z]", sentence) for sentence in sentences(body))

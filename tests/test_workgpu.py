@@ -272,3 +272,22 @@ def test_unsigned_integers_keep_their_bits():
     found = np.array([0xFFFFFFFF, 1], np.uint32)
     assert not workloads.differs(found, np.array([-1, 1])).any()
     assert workloads.differs(found, np.array([0, 1])).tolist() == [True, False]
+
+
+def test_what_a_new_tensor_map_costs_the_host_is_measured_last(opened, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        launcher,
+        "descriptor_costs",
+        lambda map, name, stream: asked.append(map) or {"encode": 1.5, "encode_and_send": 4.0},
+    )
+    monkeypatch.setattr(gpu.Session, "describe", lambda session: {"sms": session.sms})
+    session, experiment = opened("tma_latency", ["TF0"])
+    point = experiment.shapes(experiment.variant("TF0"))[0]
+    session.set_problem(point, "integer", 1)
+    assert not asked
+    assert session.describe() == {"sms": SMS, "descriptor_us": {"encode": 1.5, "encode_and_send": 4.0}}
+    assert len(asked) == 1 and asked[0].element_bytes in (2, 4)
+    session, experiment = opened("tma_latency", ["TL0"])
+    session.set_problem(experiment.shapes(experiment.variant("TL0"))[0], "integer", 1)
+    assert session.describe() == {"sms": SMS}, "LDG has no map"

@@ -63,7 +63,7 @@ struct alignas(1024) Shared {
   Stage stage[STAGES];
   unsigned char c[MULTIPLIERS][C_SLOTS][STAGED_C ? C_SLOT_BYTES : 0];
   unsigned long long full[STAGES];   // a K tile has landed
-  unsigned long long empty[STAGES];  // every warp of the cluster that multiplies has read it
+  unsigned long long empty[STAGES];  // every warp that multiplies it has read it, here and in the CTAs that share it
 };
 
 static_assert(SPLIT == 1 || sizeof(Stage) * STAGES >= sizeof(float) * BM * PARTIAL_PITCH,

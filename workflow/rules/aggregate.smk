@@ -64,7 +64,7 @@ rule verdict:
     input:
         evidence=evidence(WHOLE),
         coverage=coverages(),
-        rendered=[*figures(), *factorial_figures(), *tables(), *factorial_tables()],
+        rendered=[*figures(), *factorial_figures(), *tables(), *factorial_tables(), *claims()],
     output:
         "results/{live}/data/verdict.json",
     log:

@@ -314,6 +314,34 @@ def tables():
     return pages + [f"results/{s}/md/mutations.md" for s in dict(shown) if os.path.exists(mutations_csv(s))]
 
 
+def claims():
+    """What each set that is rendered says of the seeds; the quick look is too short for it."""
+    own = [] if run.gpu or run.twins else [run.results]
+    sets = own + [s for s in dict.fromkeys(s for s, _, _ in rendered_sets()) if not (run.twins and s == run.results)]
+    return [f"results/{s}/{path}" for s in sets for path in CLAIMS]
+
+
+CLAIMS = ("data/verdicts/claims.csv", "figures/claims.svg", "figures/claims.png", "md/claims.md")
+
+
+def claims_data(wildcards):
+    """Everything that a set's claims are judged from."""
+    s = wildcards.results_set
+    if s == run.results and not run.gpu:
+        return [*count_data_of_set(), *evidence(WHOLE)]
+    data = [path for e in experiments_in(wildcards) for path in data_in(s, e)]
+    data += [f"results/{s}/data/{e}/{kind}.csv" for e in factorials_in(wildcards) for kind in FACTORIAL_DATA]
+    if s == run.results:
+        return data + evidence(WHOLE)
+    folder = Path("results") / s / "csv" / "inspect" / settings.recorded_arch(s)
+    return data + [path.as_posix() for path in sorted(folder.glob("*"))]
+
+
+def claims_experiments(wildcards):
+    live = wildcards.results_set == run.results
+    return list(run.experiments) if live else experiments_in(wildcards)
+
+
 def sanitized(experiment):
     """Compute Sanitizer's CSVs of every rung of the chosen ladders."""
     return [f"{LIVE}/csv/sanitize/{experiment}/{v.name}.csv" for v in run.variants(experiment)]
@@ -438,6 +466,7 @@ def data_of_set(wildcards):
     ladders = [path for e in experiments_in(wildcards) for path in data_in(wildcards.results_set, e)]
     emulated = [emulated_csv(wildcards.results_set, e) for e in experiments_in(wildcards)]
     ladders += filter(os.path.exists, [*emulated, mutations_csv(wildcards.results_set)])
+    ladders += [path for path in claims() if path == f"{folder}/verdicts/claims.csv"]
     if wildcards.results_set != run.results:
         ladders += [path for e in experiments_in(wildcards) for path in recorded_sanitized(wildcards.results_set, e)]
     return ladders + [f"{folder}/{e}/{kind}.csv" for e in factorials_in(wildcards) for kind in FACTORIAL_DATA]

@@ -437,6 +437,7 @@ DIGITS = {
     "within_percent": 4,
     "between_percent": 4,
     "spread_percent": 4,
+    "spread_freedom": 2,
     "least_percent": 4,
     "most_percent": 4,
     "tensor_busy_percent": 2,
@@ -557,7 +558,9 @@ def shape_rows(
                     low, high = share.interval()
                     row |= {"control_tflops": flop / float(np.median(control.time_us)) / 1e6}
                     row |= _percents("share", 100 * math.exp(share.value), 100 * math.exp(low), 100 * math.exp(high))
-                    row["spread_percent"] = stats.percent(spreads[shape].deviation) if shape in spreads else None
+                    if spread := spreads.get(shape):
+                        row["spread_percent"] = stats.percent(spread.deviation)
+                        row["spread_freedom"] = spread.freedom
                 elif control.status == "ok":
                     row |= {"status": "flagged", "reason": "No round has both unflagged."}
                 elif control.status != "not run":

@@ -161,6 +161,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--index", nargs="+", metavar="EXPERIMENT", help="write the page that leads to the tables of these")
 
+    p = verb("claims", _claims, "hold the sentences of config/claims.yaml against a results set")
+    p.add_argument("--results", type=Path, required=True)
+    p.add_argument(
+        "--judge", nargs="*", metavar="EXPERIMENT", help="write data/verdicts/claims.csv from the data of these"
+    )
+    p.add_argument("--arch", help="with --judge: the set's architecture")
+    p.add_argument("--show", action="store_true", help="write its page and its figure")
+
     p = verb("factorial", _factorial, "Markdown tables of an experiment's factorial")
     p.add_argument("--results", type=Path, required=True)
     p.add_argument("--experiment", required=True)
@@ -523,6 +531,19 @@ def _tables(a: argparse.Namespace) -> None:
         tables.write_experiment(a.results, a.experiment, provenance.stale(a.results, [a.experiment], shown))
     if a.index:
         tables.write_index(a.results, a.index, provenance.stale(a.results), a.factorial)
+
+
+def _claims(a: argparse.Namespace) -> None:
+    from rungs import claims
+
+    if a.judge is not None:
+        claims.run(a.results, a.arch, a.judge)
+    if a.show:
+        from rungs import claimpages, claimplots, provenance
+
+        stale = provenance.stale_claims(a.results)
+        claimpages.write(a.results, stale)
+        claimplots.draw(a.results, stale)
 
 
 def _factorial(a: argparse.Namespace) -> None:

@@ -300,6 +300,16 @@ class WorkArm(Arm):
 class WorkSession(Session):
     """A session for experiments whose points are not M, N and K. The control copies the largest input."""
 
+    mapped: plans.TensorMap | None = None  # of the last launch prepared that has one
+
+    def describe(self) -> Mapping[str, Any]:
+        """As of a GEMM's session; and where a launch has a tensor map, what a new one for each launch costs the host, in us."""
+        described = super().describe()
+        if self.mapped is None:
+            return described
+        costs = launcher.descriptor_costs(self.mapped, "the last point", self.stream.cuda_stream)
+        return {**described, "descriptor_us": costs}
+
     def load(self, arm: str, experiment: Experiment, variant: Variant, device: Device, cubin: Path) -> None:
         """Load a variant's binary under an arm's name; what a point needs of an SM is looked at with the point."""
         self.arms[arm] = WorkArm(experiment, variant, device, self._function(cubin, experiment.entry))
@@ -334,6 +344,8 @@ class WorkSession(Session):
                 self.refused[name] = str(refusal)
                 continue
             arm.operands, arm.tensors = operands, tensors
+            maps = [getattr(each, "tensor_map", each) for each in launched.params]
+            self.mapped = next((each for each in maps if isinstance(each, plans.TensorMap)), self.mapped)
             arm.launches = [functools.partial(self._on_stream, launch)]
         if len(self.refused) == len(self.arms):
             raise Refused(next(iter(self.refused.values())))

@@ -462,6 +462,7 @@ def supervise(
         "clock": session.get("clock", dict(clock_record)),
         "protocol": settings.as_json(),
         "software": software(session),
+        **({"descriptor_us": session["descriptor_us"]} if "descriptor_us" in session else {}),
         "measured_at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "shapes": [where | part["shape"] for where, part in zip(at, parts, strict=True)],
     }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,21 @@ def stale(
         reason = _why_stale(manifest, results)
         if reason:
             found.setdefault(manifest["variant"], reason)
+    return found
+
+
+def stale_claims(results: Path) -> dict[str, str]:
+    """`stale` of the recordings that the set's claims are judged from."""
+    from rungs import claims
+
+    used: dict[str, set[str] | None] = {}
+    for row in claims.read(results):
+        named, before = set(str(row["variants"]).split()), used.get(row["experiment"], set())
+        whole = row["verdict"] != claims.NOT_MEASURED and not named
+        used[row["experiment"]] = None if whole or before is None else before | named
+    found: dict[str, str] = {}
+    for experiment, variants in used.items():
+        found |= stale(results, [experiment], variants)
     return found
 
 
@@ -346,15 +362,19 @@ def trace(cell: str, verbose: bool = False) -> int:
     `cell` is `<table>:<rung, step or variant>`, optionally with `:MxNxK`: a table under results/, or the root README.
     """
     table, name, shape = _parse_cell(cell)
+    if table.name == "claims.md":
+        chains = [claim_chain(table, name)]
+    else:
+        behind = _sets_behind(table, name)
+        chains = [chain(results, experiment, table, name, shape) for results, experiment in behind]
     failed = hidden = 0
-    for results, experiment in _sets_behind(table, name):
-        for link in chain(results, experiment, table, name, shape):
-            failed += link.holds is False
-            if link.detail and link.holds is not False and not verbose:
-                hidden += 1
-                continue
-            mark = {True: "ok  ", False: "FAIL", None: "    "}[link.holds]
-            print(f"{mark} {link.text}")
+    for link in itertools.chain.from_iterable(chains):
+        failed += link.holds is False
+        if link.detail and link.holds is not False and not verbose:
+            hidden += 1
+            continue
+        mark = {True: "ok  ", False: "FAIL", None: "    "}[link.holds]
+        print(f"{mark} {link.text}")
     more = f" {hidden} more lines with --verbose." if hidden else ""
     print(
         (f"{failed} of the links {'does' if failed == 1 else 'do'} not hold." if failed else "Every link holds.") + more
@@ -490,9 +510,14 @@ def _rendered(results: Path, experiment: Experiment, table: Path) -> str:
 
 
 def _data_links(
-    results: Path, experiment: Experiment, name: str, target: str, shape: tuple[int, ...] | None
+    results: Path,
+    experiment: Experiment,
+    name: str,
+    target: str,
+    shape: tuple[int, ...] | None,
+    only: Mapping[str, Sequence[int]] | None = None,
 ) -> Iterator[Link]:
-    from rungs import aggregate, effects
+    from rungs import effects
 
     if not target:
         yield from _factor_links(results, experiment, name, shape)
@@ -508,6 +533,8 @@ def _data_links(
     schema = experiment.kind(kind)
     frame = schemas.read_csv(schema, path)
     rows = at_shape(frame[frame[column] == value], experiment, shape)
+    for axis, values in (only or {}).items():
+        rows = rows[rows[axis].isin(values)]
     if rows.empty:
         known = sorted(set(frame[column])) if shape is None else sorted(set(frame[axes].itertuples(index=False)))
         there = ", ".join(k if isinstance(k, str) else "x".join(map(str, k)) for k in known)
@@ -521,8 +548,7 @@ def _data_links(
         if kind in effects.FRAMES:
             remade = effects.effects(results, experiment, arch)[kind]
         else:
-            variants = settings.recorded_rungs(results_set, experiment.name)
-            remade = aggregate.aggregate(results, experiment, arch, variants)[kind]
+            remade = _aggregated(results_set, experiment.name, arch)[kind]
     except RungsError as error:  # a file that was changed by hand is a link that does not hold
         yield Link(f"  not made again: {error}", False)
         return
@@ -596,6 +622,68 @@ def _factor_links(results: Path, experiment: Experiment, name: str, shape: tuple
             whole = row.get("share_percent", float("nan"))
             share = f", {whole:.1f} % of the whole" if whole == whole else ""
             yield Link(f"  {where}: {levels} {over} {row['gain_percent']:+.2f} %{share}, {row['verdict']}")
+
+
+def claim_chain(table: Path, name: str) -> Iterator[Link]:
+    """A claim -> the figure again from the data -> the rows of its steps and rungs -> rounds, binaries, sources, GPU.
+
+    Raises RungsError for a name that no claim has.
+    """
+    from rungs import claimpages, claims
+
+    if not table.is_file():
+        raise RungsError(f"{table} does not exist: run `snakemake claims` to write it.")
+    results = table.parent.parent
+    if not results.resolve().is_relative_to(Path("results").resolve()):
+        raise RungsError(f"{table} is not under results/ of this folder: run `trace` from the checkout that made it.")
+    pairs = {claim.id: (claim, row) for claim, row in claimpages.judged(results)}
+    if name not in pairs:
+        raise RungsError(f"config/claims.yaml has no claim {name!r}: it has {', '.join(pairs)}.")
+    claim, row = pairs[name]
+    text = table.read_text(encoding="utf-8")
+    yield Link(f"{table} shows {name}", f"`{name}`" in text)
+    current = claimpages.render(results, stale_claims(results)) == text
+    yield Link(f"{table} is {'' if current else 'not '}what its data give", current)
+    arch = _arch_of(results)
+    again = next(r for r in claims.judge_again(results, arch) if r["claim"] == name)
+    same = all(again.get(key) == value for key, value in row.items() if key in again)
+    said = claimpages.figure_text(row) if row["figure"] is not None else row["reason"]
+    yield Link(f"{results / claims.CSV}: {row['quantity']}, {said}, {row['verdict']}", True)
+    yield Link(f"  judged again from the data: {'the same' if same else 'another'} verdict and figures", same)
+    experiment = load_experiment(claim.experiment)
+    timed = (results / "csv" / "sweep" / claim.experiment).is_dir()
+    if claim.what in claims.TIMED and timed and row["figure"] is not None:
+        labels = [*claim.of.get("steps", []), *claim.of.get("against", [])]
+        labels += [claim.of[key] for key in ("rung", "over", "from", "to") if key in claim.of]
+        for label in dict.fromkeys(labels):
+            target = experiment.variant(label.split(">")[-1]).name
+            yield from _data_links(results, experiment, label, target, None, claim.where)
+    kinds = ("profile",) if claim.what == "executed" else ("sweep",)
+    for kind, variant in itertools.product(kinds if timed else ("emulate",), str(row["variants"]).split()):
+        path = stored(results / "csv" / kind / claim.experiment / f"{variant}.csv")
+        if kind == "emulate":
+            yield from _emulated_links(results, experiment, variant)
+        elif path.is_file():
+            yield from _csv_links(results, kind, path, experiment, None)
+        elif row["figure"] is not None:
+            yield Link(f"{path} is missing", False)
+
+
+def _arch_of(results: Path) -> str:
+    """The architecture whose binaries the set holds."""
+    found = sorted(path.name for path in (results / "csv" / "inspect").glob("*"))
+    if not found:
+        raise RungsError(f"{results} has no inspected binaries: run `snakemake all` to make them.")
+    return found[0]
+
+
+@functools.lru_cache(maxsize=1)
+def _aggregated(results_set: str, experiment: str, arch: str) -> Mapping[str, Any]:
+    """A claim follows several steps of one experiment."""
+    from rungs import aggregate
+
+    variants = settings.recorded_rungs(results_set, experiment)
+    return aggregate.aggregate(Path("results") / results_set, load_experiment(experiment), arch, variants)
 
 
 def at_shape(frame: Any, experiment: Experiment, shape: tuple[int, ...] | None) -> Any:
@@ -782,7 +870,7 @@ class Readme:
 
 def _readme() -> Readme:
     """The root README, and its blocks made from the recorded sets."""
-    from rungs import advise, equality, factorial, tables
+    from rungs import advise, claimpages, claims, equality, factorial, tables
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     if not recorded_sets():
@@ -804,6 +892,10 @@ def _readme() -> Readme:
             whose = _stale_in_block(experiment, block, known)
             old[f"{results.name}:{block}"] = whose
             blocks[f"{results.name}:{block}"] = _marked(content, whose)
+    for results in recorded_sets():
+        if (results / claims.CSV).is_file():
+            old[f"{results.name}:claims"] = known = stale_claims(results)
+            blocks[f"{results.name}:claims"] = _marked(claimpages.block(results, known), known)
     return Readme(text, tables.apply_blocks(text, blocks), blocks, old)
 
 

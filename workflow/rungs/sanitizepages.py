@@ -208,7 +208,8 @@ def render_mutations(results: Path, stale: Iterable[str] = ()) -> str:
     for (mutation, group), rows in frame.groupby(["mutation", "group"], sort=False):
         body.append(_mutation_row(str(mutation), str(group), rows, version, used))
     body.sort(key=lambda row: (row[0] != NONE, list(MUTATIONS).index(row[0]) if row[0] in MUTATIONS else -1))
-    whats = [f"- {name}: {each.what}; reported as {each.reports}." for name, each in MUTATIONS.items() if each.variants]
+    made = {str(mutation) for mutation in frame["mutation"]}
+    whats = [f"- {name}: {each.what}; reported as {each.reports}." for name, each in MUTATIONS.items() if name in made]
     notes = [f"- {label}: {tool} {why}." for (tool, label), why in used.items() if why]
     parts = [
         "# Mutated kernels: the emulator and Compute Sanitizer",

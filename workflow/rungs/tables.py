@@ -127,6 +127,8 @@ def render_set(
 
     sources = [read_source(results, name, stale) for name in experiment_names]
     parts = [f"# {results.name}"]
+    if (results / "data" / "verdicts" / "claims.csv").is_file():
+        parts.append("[What the seeds say, tested](md/claims.md)")
     for source in sources:
         name, facts = source.experiment.name, source.facts
         parts += [f"## [{name}](md/{name}.md)", source.experiment.question]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from rungs import curves, published, tables
+from rungs import curves, published, schemas, tables
 from rungs.tables import Row, Source
 from rungs.workloads import tma_latency
 from rungs.workloads.tma_latency import FIRST_TOUCH, ISSUE, LATENCY
@@ -176,6 +176,11 @@ def first_table(source: Source) -> str:
         " through L2, but for those bytes, which are read again before it."
     )
     headers = ["rung", "tensor map", *("L2 flushed before" if cold else "as launched" for cold, _ in places)]
+    if costs := host_costs(source):
+        head += (
+            f" On the host a map that is encoded anew for each launch takes {costs['encode']:.2f} us, and"
+            f" {costs['encode_and_send']:.2f} us where it is sent to global memory too."
+        )
     plain, ahead = (cells.get((source.experiment.variant(rung).name, (0, 8192))) for rung in ("TF0", "TF1"))
     if plain and ahead:
         sentence = (
@@ -185,6 +190,18 @@ def first_table(source: Source) -> str:
     else:
         sentence = "The first load was not counted both ways."
     return tables.table(source, head, headers, body, sentence, rows, names)
+
+
+def host_costs(source: Source) -> dict[str, float]:
+    """Microseconds of the host per launch, `encode` and `encode_and_send`, from the manifest of TF0, whose map is by value, or else of
+    another of its ladder; empty where none has them.
+    """
+    for variant in source.experiment.ladders["TF"].rungs.values():
+        path = source.results / "csv" / "sweep" / source.experiment.name / f"{variant.name}.json"
+        if path.is_file() and (costs := schemas.read_manifest(path).get("descriptor_us")):
+            found: dict[str, float] = costs
+            return found
+    return {}
 
 
 def _mark(source: Source, row: Row) -> str:
