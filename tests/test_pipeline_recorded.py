@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -198,18 +199,18 @@ def test_every_figure_and_table_of_live_and_recorded_sets_is_in_the_report_with_
     text, repo = report.read_text(), published[0].repo
     shown, _ = json.JSONDecoder().raw_decode(text[text.index("var results = {") + len("var results = ") :])
     drawn = [
-        path for pattern in ("figures/*/*.svg", "md/*.md", "README.md") for path in published[0].live.glob(pattern)
+        path for pattern in ("figures/**/*.svg", "md/*.md", "README.md") for path in published[0].live.glob(pattern)
     ]
-    drawn += [path for pattern in ("figures/*/*.svg", "md/*.md", "README.md") for path in (repo / SET).glob(pattern)]
+    drawn += [path for pattern in ("figures/**/*.svg", "md/*.md", "README.md") for path in (repo / SET).glob(pattern)]
     assert set(shown) == {path.relative_to(repo).as_posix() for path in drawn}
     for path, entry in shown.items():
         assert len(entry["caption"]) > 60 and "{{" not in entry["caption"], path
         assert entry["labels"]["set"] == path.split("/figures/")[0].split("/md/")[0].removesuffix(
             "/README.md"
         ).removeprefix("results/")
-        assert len(entry["labels"]) == 2 or "clock_power" in path, path
+        assert len(entry["labels"]) == 2 or Path(path).stem in ("clock_power", "claims"), path
     places, _ = json.JSONDecoder().raw_decode(text[text.index("var categories = {") + len("var categories = ") :])
-    assert set(places) == {"gemm", "overview"}
+    assert {"gemm", "overview"} <= set(places)
     assert {"gain of each step", "share of the control", "waterfall", "roofline", "clock and power", "tables"} <= set(
         places["gemm"]
     )

@@ -170,7 +170,7 @@ def test_a_published_ladder_without_a_library_or_unknown_is_one_sentence(name):
         f"no published ladder {name!r} with a row cuBLAS: name one of blackwell-tensorcore-kernels RTX PRO 6000,"
         in message
     )
-    assert message.endswith("learn-cuda A100-40GB.")
+    assert message.endswith("learn-cuda A100-40GB, fast.cu H100.")
 
 
 def test_every_experiment_names_ladders_that_are_there_and_every_file_its_source():
