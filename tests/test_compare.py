@@ -245,7 +245,7 @@ def test_files_are_written_whole_or_not_at_all_and_the_same_twice(sets, tmp_path
     assert cli.main(run) == 0
     assert {path.name: path.read_bytes() for path in output.iterdir()} == first
 
-    def full(*arguments):
+    def full(*arguments, **options):
         raise RungsError("no space left")
 
     monkeypatch.setattr("rungs.plots.save", full)

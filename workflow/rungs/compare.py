@@ -594,16 +594,20 @@ def write(comparison: Comparison, output: Path) -> None:
         folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     except OSError as error:
         raise RungsError(f"{output} cannot be written ({error.strerror}): give a folder that can be.") from None
+    earlier = folder.with_name(f"{folder.name}.earlier")
     try:
         schemas.write_csv(comparison.experiment.kind("compare"), frame_of(comparison), folder / "compare.csv")
         (folder / "compare.md").write_text(render(comparison), encoding="utf-8")
         plots.save(compareplots.plot(comparison), folder / "compare", coarse=True)
         folder.chmod(0o755)
         if output.exists():
-            shutil.rmtree(output)
+            output.rename(earlier)
         folder.rename(output)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if earlier.exists() and not output.exists():
+            earlier.rename(output)
+        for left in (folder, earlier):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def run(specs: Sequence[str], experiment: str, ladder: str | None, output: Path | None) -> None:
