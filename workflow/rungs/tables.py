@@ -8,7 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,14 @@ class Source:
     facts: Facts
     stale: Mapping[str, str]
     results: Path
+    made: dict[str, list[Row]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rows(self, kind: str) -> list[Row]:
-        """The frame's rows, missing numbers as None."""
-        frame = self.data[kind]
-        return frame.astype(object).where(frame.notna(), None).to_dict("records")
+        """The frame's rows, missing numbers as None; made once, as a page asks for them hundreds of times."""
+        if kind not in self.made:
+            frame = self.data[kind]
+            self.made[kind] = frame.astype(object).where(frame.notna(), None).to_dict("records")
+        return list(self.made[kind])
 
 
 def run(results: Path, experiment_names: Sequence[str], stale: Mapping[str, str] | None = None) -> None:
