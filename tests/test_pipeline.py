@@ -135,7 +135,7 @@ def test_targets_list_what_they_are_named_after(complete_run):
             zip(targets, pool.map(lambda target: checkout.planned("--forceall", target), targets), strict=True)
         )
     claimed = {"judge_claims", "show_claims"}
-    drawn = {"plot_heatmap", "plot_ladder", "make_tables", "make_index", *claimed}
+    drawn = {"plot_heatmap", "plot_ladder", "plot_clock", "make_tables", "make_index", *claimed}
     whole = {"effects", "plot_effects_gemm", "make_factorial"}
     assert {target: result.rules & {*MEASURING, *drawn, *whole, "inspect"} for target, result in planned.items()} == {
         "ladders": {"sweep", "floor", "inspect"},

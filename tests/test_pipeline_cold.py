@@ -50,7 +50,7 @@ def test_what_lies_between_two_uses_is_in_every_shape_of_the_manifest(both):
 
 def test_all_of_a_cold_run_has_tables_and_figures_and_neither_profiles_nor_a_factorial(both):
     planned = both[0].planned("all", *COLD)
-    drawn = {"plot_heatmap", "plot_ladder", "judge_claims", "show_claims", "make_tables", "make_index"}
+    drawn = {"plot_heatmap", "plot_ladder", "plot_clock", "judge_claims", "show_claims", "make_tables", "make_index"}
     assert planned.rules == {"aggregate", *drawn, "verdict"}
     assert {job.split("/")[1] for job in planned.jobs if "/recorded/" not in job} == {"h200-cold"}
 

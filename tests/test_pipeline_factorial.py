@@ -170,6 +170,7 @@ def test_recorded_factorials_are_rendered_without_a_gpu_and_traced(measured):
         "effects",
         "plot_heatmap",
         "plot_ladder",
+        "plot_clock",
         "plot_effects_gemm",
         "judge_claims",
         "show_claims",

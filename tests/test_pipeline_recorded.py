@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from pipeline import ARCH, RUNGS, S1, Checkout, no_traceback
+from rungs import tables
 from rungs.files import content
 
 NOTHING = "Nothing to be done"
@@ -168,6 +172,78 @@ def test_record_refuses_a_stale_an_edited_and_a_quick_set(recorded):
     )
 
 
+# ---- the HTML report ----
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PRESS = """<script>
+const press = text => [...document.querySelectorAll("a,button,li,div,span,td")]
+  .filter(found => found.textContent.trim() === text && found.children.length < 4).pop().click();
+setTimeout(() => press("gemm"), 1000);
+setTimeout(() => press("roofline"), 2000);
+setTimeout(() => document.querySelector("tbody tr a").click(), 3000);
+</script>"""
+"""What a reader presses to see the first roofline."""
+
+
+@pytest.fixture(scope="module")
+def report(published):
+    """The report of the live and the recorded set, as HTML."""
+    result = published[0].snakemake("report", "--report", "report.html")
+    assert result.code == 0, result.text
+    page = published[0].repo / "report.html"
+    yield page
+    page.unlink()
+
+
+def test_every_figure_and_table_of_live_and_recorded_sets_is_in_the_report_with_caption_and_place(published, report):
+    text, repo = report.read_text(), published[0].repo
+    shown, _ = json.JSONDecoder().raw_decode(text[text.index("var results = {") + len("var results = ") :])
+    drawn = [
+        path for pattern in ("figures/**/*.svg", "md/*.md", "README.md") for path in published[0].live.glob(pattern)
+    ]
+    drawn += [path for pattern in ("figures/**/*.svg", "md/*.md", "README.md") for path in (repo / SET).glob(pattern)]
+    assert set(shown) == {path.relative_to(repo).as_posix() for path in drawn}
+    for path, entry in shown.items():
+        assert len(entry["caption"]) > 60 and "{{" not in entry["caption"], path
+        assert entry["labels"]["set"] == path.split("/figures/")[0].split("/md/")[0].removesuffix(
+            "/README.md"
+        ).removeprefix("results/")
+        assert len(entry["labels"]) == 2 or Path(path).stem in ("clock_power", "claims"), path
+    places, _ = json.JSONDecoder().raw_decode(text[text.index("var categories = {") + len("var categories = ") :])
+    assert {"gemm", "overview"} <= set(places)
+    assert {"gain of each step", "share of the control", "waterfall", "roofline", "clock and power", "tables"} <= set(
+        places["gemm"]
+    )
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="the report is looked at in Chromium, which is not on PATH")
+def test_a_reader_finds_a_figure_in_the_report(report, tmp_path):
+    text = report.read_text()
+    page = tmp_path / "pressed.html"
+    page.write_text(text.replace("</body>", "") + PRESS + "</body>")
+    shot = tmp_path / "report.png"
+    common = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=6000",
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ]
+    said = subprocess.run([*common, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120)
+    dom = re.sub(r"<script.*?</script>|<style.*?</style>", "", said.stdout, flags=re.DOTALL)
+    words = [word for word in re.sub(r"<[^>]+>", "\n", dom).split("\n") if word.strip()]
+    assert {"Results", "gemm", "roofline", "set", "ladder", "h200", "recorded/h200", "S"} <= set(words)
+    assert "filename=roofline_S.svg" in dom, "the figure itself"
+    subprocess.run(
+        [*common, "--window-size=1400,900", f"--screenshot={shot}", page.as_uri()], capture_output=True, timeout=120
+    )
+    with Image.open(shot) as image:
+        assert image.size == (1400, 900)
+        colours = image.convert("RGB").crop((500, 200, 1350, 800)).getcolors(100_000) or []
+    assert len(colours) > 50, "the figure stands there, not an empty page"
+
+
 # ---- without a GPU ----
 
 
@@ -221,6 +297,7 @@ def test_edited_header_draws_the_recorded_set_again_also_in_a_clone(clone):
     assert rules_of_set(clone.planned("report")) == {
         "plot_heatmap",
         "plot_ladder",
+        "plot_clock",
         "show_claims",
         "make_tables",
         "make_index",
@@ -260,6 +337,27 @@ def test_edited_header_marks_what_was_recorded_from_it(recorded):
     assert "†" in (recorded.repo / SET / "figures" / "gemm" / "heatmap_S.svg").read_text()
     recorded.git("checkout", "-q", "--", "kernels")
     assert recorded.rungs("status").text == before.text
+
+
+def test_a_stale_number_in_the_readme_fails_the_check_until_it_carries_its_mark(recorded):
+    recorded.edit("kernels/swizzle.cuh", "//", "///")
+    check = recorded.rungs("readme", "--check")
+    assert check.code == 1
+    assert re.fullmatch(
+        r"README\.md, block h200:gemm:ladder:S, shows (abl_\w+) without the mark †, though the source of \1 has changed since: run"
+        r" `python -m rungs readme` to mark it, or measure it again and record it\.\n",
+        check.text,
+    )
+    assert recorded.rungs("readme").code == 0
+    text = (recorded.repo / "README.md").read_text()
+    assert recorded.rungs("readme", "--check").text == "README.md is current.\n"
+    for name, block in tables.blocks_in(text).items():
+        assert "†" in block and "Stale" in block, f"{name}: also a block of figures or sums has a mark"
+    row = next(line for line in text.splitlines() if line.startswith("| S1 |"))
+    recorded.edit("README.md", row, row.replace("†", ""))
+    assert recorded.rungs("readme", "--check").code == 1, "a mark that was taken away"
+    recorded.git("checkout", "-q", "--", "kernels")
+    assert recorded.rungs("readme", "--check").code == 1, "a mark that is no longer due"
 
 
 def test_results_stand_where_the_changed_source_compiles_to_the_same_ptx(recorded):

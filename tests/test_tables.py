@@ -560,7 +560,7 @@ def test_blocks_hold_the_tables_of_each_ladder(results, source):
     kinds = ("answer", "ladder", "steps", "evidence", "takes", "ncu", "cost", "figures", "waterfall")
     assert set(blocks) == {f"gemm:{kind}:B" for kind in kinds} | {"gemm:floor"}
     assert blocks["gemm:steps:B"] == tables.step_tables(source, LADDER)
-    assert blocks["gemm:figures:B"].count(".svg") == 3
+    assert blocks["gemm:figures:B"].count(".svg") == 4
     assert blocks["gemm:waterfall:B"].count(".svg") == 1
     assert tables.answer(source, LADDER) in blocks["gemm:waterfall:B"]
     assert blocks["gemm:cost:B"] == "No rung of ladder B has counters of its reads."

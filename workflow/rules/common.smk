@@ -250,11 +250,45 @@ def figures(*kinds):
             f"results/{s}/figures/{e}/{kind}_{ladder}.{ending}"
             for s, e, ladders in rendered_sets()
             for ladder in ladders
-            for kind in kinds or ("heatmap", "ladder", "waterfall")
+            for kind in kinds or ("heatmap", "ladder", "waterfall", "roofline")
             for ending in ("svg", "png")
             if is_gemm(e)
         ]
+        + [
+            f"results/{s}/figures/{e}/clock_power.{ending}"
+            for s, e, _ in rendered_sets()
+            for ending in ("svg", "png")
+            if not kinds and clock_job(s, e)
+        ]
     )
+
+
+def is_timed(experiment):
+    """Whether its jobs read the clock: not where the kernel counts cycles."""
+    from rungs import workloads
+
+    return is_gemm(experiment) or workloads.of(load_experiment(experiment)).MEASURES != "cycles"
+
+
+def clock_job(results_set, experiment):
+    """CSV and manifest of the job whose clock and power are drawn, where the set has it."""
+    csv = f"results/{results_set}/csv/floor/{experiment}/1.csv"
+    if not is_timed(experiment):
+        return []
+    if results_set == run.results:
+        return [csv, csv.removesuffix(".csv") + ".json"] if csv in floor_csvs(experiment) else []
+    return [path for path in (csv, f"{csv}.gz", csv.removesuffix(".csv") + ".json") if os.path.exists(path)]
+
+
+def clock_job_of(wildcards):
+    return clock_job(wildcards.results_set, wildcards.experiment)
+
+
+def ceilings_of(wildcards):
+    """The points that a roofline takes memory's ceiling from: of this set, and of a cold one also its hot set's."""
+    known = {(s, e) for s, e, _ in rendered_sets()}
+    sets = dict.fromkeys([wildcards.results_set, wildcards.results_set.removesuffix("-cold")])
+    return [f"results/{s}/data/{e}/points.csv" for s in sets for e in ("tma_wall", "copy_intensity") if (s, e) in known]
 
 
 def factorial_figures(live=WHOLE):

@@ -90,7 +90,13 @@ rule make_count_tables:
     input:
         lambda wildcards: count_data(wildcards.emulated, wildcards.experiment, "ladders"),
     output:
-        "results/{emulated}/md/{experiment}.md",
+        report(
+            "results/{emulated}/md/{experiment}.md",
+            caption="../report/counttables.rst",
+            category="{experiment}",
+            subcategory="tables",
+            labels={"set": "{emulated}", "page": "counts of the ladders"},
+        ),
     log:
         "logs/{emulated}/make_count_tables/{experiment}.log",
     conda:
@@ -109,7 +115,13 @@ rule make_factorial_counts:
     input:
         lambda wildcards: count_data(wildcards.emulated, wildcards.experiment, "factorial"),
     output:
-        "results/{emulated}/md/{experiment}_factorial.md",
+        report(
+            "results/{emulated}/md/{experiment}_factorial.md",
+            caption="../report/counttables.rst",
+            category="{experiment}",
+            subcategory="tables",
+            labels={"set": "{emulated}", "page": "counts of the factorial"},
+        ),
     log:
         "logs/{emulated}/make_factorial_counts/{experiment}.log",
     conda:
@@ -127,7 +139,13 @@ rule make_count_index:
     input:
         lambda wildcards: count_data_of_set(),
     output:
-        "results/{emulated}/README.md",
+        report(
+            "results/{emulated}/README.md",
+            caption="../report/index.rst",
+            category="overview",
+            subcategory="pages",
+            labels={"set": "{emulated}", "page": "index"},
+        ),
     log:
         "logs/{emulated}/make_count_index.log",
     conda:
@@ -149,7 +167,13 @@ rule make_counter_tables:
         "results/{results_set}/data/{experiment}/emulated.csv",
         profiled,
     output:
-        "results/{results_set}/md/{experiment}_counters.md",
+        report(
+            "results/{results_set}/md/{experiment}_counters.md",
+            caption="../report/counters.rst",
+            category="{experiment}",
+            subcategory="tables",
+            labels={"set": "{results_set}", "page": "counters"},
+        ),
     log:
         "logs/{results_set}/make_counter_tables/{experiment}.log",
     conda:

@@ -26,11 +26,12 @@ rule plot_heatmap:
 
 
 rule plot_ladder:
-    """Draw each rung's share of the control along its ladder, and the path step by step beside what others published."""
+    """Draw each rung's share of the control along its ladder, the path step by step beside what others published, and the roofline."""
     input:
         data_of,
         sources_behind,
         published_figures,
+        ceilings_of,
     output:
         report(
             "results/{results_set}/figures/{experiment}/ladder_{ladder}.svg",
@@ -48,6 +49,14 @@ rule plot_ladder:
             labels={"set": "{results_set}", "ladder": "{ladder}"},
         ),
         "results/{results_set}/figures/{experiment}/waterfall_{ladder}.png",
+        report(
+            "results/{results_set}/figures/{experiment}/roofline_{ladder}.svg",
+            caption="../report/roofline.rst",
+            category="{experiment}",
+            subcategory="roofline",
+            labels={"set": "{results_set}", "ladder": "{ladder}"},
+        ),
+        "results/{results_set}/figures/{experiment}/roofline_{ladder}.png",
     log:
         "logs/{results_set}/plot_ladder/{experiment}/{ladder}.log",
     conda:
@@ -55,10 +64,37 @@ rule plot_ladder:
     params:
         python=PYTHON,
         stale=stale_in,
-        code=module_hash("plots", "waterfall", "published"),
+        code=module_hash("plots", "waterfall", "published", "roofline"),
     shell:
-        "{params.python:q} -m rungs plot ladder waterfall --results results/{wildcards.results_set:q}"
+        "{params.python:q} -m rungs plot ladder waterfall roofline --results results/{wildcards.results_set:q}"
         " --experiment {wildcards.experiment:q} --of {wildcards.ladder:q} &> {log:q}"
+
+
+rule plot_clock:
+    """Draw clock, power and temperature over the first floor job: what the paired rounds had to put up with."""
+    input:
+        clock_job_of,
+        sources_behind,
+    output:
+        report(
+            "results/{results_set}/figures/{experiment}/clock_power.svg",
+            caption="../report/clock.rst",
+            category="{experiment}",
+            subcategory="clock and power",
+            labels={"set": "{results_set}"},
+        ),
+        "results/{results_set}/figures/{experiment}/clock_power.png",
+    log:
+        "logs/{results_set}/plot_clock/{experiment}.log",
+    conda:
+        "../../envs/environment.yaml"
+    params:
+        python=PYTHON,
+        stale=stale_in,
+        code=module_hash("plots", "conditions"),
+    shell:
+        "{params.python:q} -m rungs plot clock --results results/{wildcards.results_set:q}"
+        " --experiment {wildcards.experiment:q} &> {log:q}"
 
 
 # One job draws every factor of an experiment, since starting costs more than drawing; which factors there are is the experiment's.
@@ -71,26 +107,26 @@ for factorial_experiment in FACTORIALS:
             data_of_factorial,
             sources_behind,
         output:
-            report(
-                expand(
-                    "results/{{results_set}}/figures/{{experiment}}/effect_{factor}.svg",
-                    factor=FACTORIALS[factorial_experiment],
-                ),
-                caption="../report/effect.rst",
-                category="{experiment}",
-                subcategory="factorial",
-                labels={"set": "{results_set}"},
-            ),
-            report(
-                expand(
-                    "results/{{results_set}}/figures/{{experiment}}/shapley_{picture}.svg",
-                    picture=SHAPLEY,
-                ),
-                caption="../report/shapley.rst",
-                category="{experiment}",
-                subcategory="factorial",
-                labels={"set": "{results_set}"},
-            ),
+            [
+                report(
+                    f"results/{{results_set}}/figures/{{experiment}}/effect_{factor}.svg",
+                    caption="../report/effect.rst",
+                    category="{experiment}",
+                    subcategory="factorial",
+                    labels={"set": "{results_set}", "factor": factor},
+                )
+                for factor in FACTORIALS[factorial_experiment]
+            ],
+            [
+                report(
+                    f"results/{{results_set}}/figures/{{experiment}}/shapley_{picture}.svg",
+                    caption="../report/shapley.rst",
+                    category="{experiment}",
+                    subcategory="factorial",
+                    labels={"set": "{results_set}", "picture": f"Shapley {picture}"},
+                )
+                for picture in SHAPLEY
+            ],
             expand(
                 "results/{{results_set}}/figures/{{experiment}}/effect_{factor}.png",
                 factor=FACTORIALS[factorial_experiment],
@@ -129,16 +165,16 @@ for pointed_experiment in FIGURES:
             sources_behind,
             published_figures,
         output:
-            report(
-                expand(
-                    "results/{{results_set}}/figures/{{experiment}}/{figure}.svg",
-                    figure=FIGURES[pointed_experiment],
-                ),
-                caption="../report/points.rst",
-                category="{experiment}",
-                subcategory="curves",
-                labels={"set": "{results_set}"},
-            ),
+            [
+                report(
+                    f"results/{{results_set}}/figures/{{experiment}}/{figure}.svg",
+                    caption="../report/points.rst",
+                    category="{experiment}",
+                    subcategory="curves",
+                    labels={"set": "{results_set}", "figure": figure},
+                )
+                for figure in FIGURES[pointed_experiment]
+            ],
             expand(
                 "results/{{results_set}}/figures/{{experiment}}/{figure}.png",
                 figure=FIGURES[pointed_experiment],
@@ -170,7 +206,7 @@ rule make_tables:
             caption="../report/tables.rst",
             category="{experiment}",
             subcategory="tables",
-            labels={"set": "{results_set}"},
+            labels={"set": "{results_set}", "page": "ladders"},
         ),
     log:
         "logs/{results_set}/make_tables/{experiment}.log",
@@ -196,7 +232,7 @@ rule make_factorial:
             caption="../report/tables.rst",
             category="{experiment}",
             subcategory="tables",
-            labels={"set": "{results_set}"},
+            labels={"set": "{results_set}", "page": "factorial"},
         ),
     log:
         "logs/{results_set}/make_factorial/{experiment}.log",
@@ -217,7 +253,13 @@ rule make_index:
         data_of_set,
         sources_behind,
     output:
-        "results/{results_set}/README.md",
+        report(
+            "results/{results_set}/README.md",
+            caption="../report/index.rst",
+            category="overview",
+            subcategory="pages",
+            labels={"set": "{results_set}", "page": "index"},
+        ),
     log:
         "logs/{results_set}/make_index.log",
     conda:

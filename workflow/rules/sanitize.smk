@@ -33,7 +33,13 @@ rule make_sanitizer_tables:
         sanitized_of,
         sources_behind,
     output:
-        "results/{results_set}/md/{experiment}_sanitizer.md",
+        report(
+            "results/{results_set}/md/{experiment}_sanitizer.md",
+            caption="../report/sanitizer.rst",
+            category="{experiment}",
+            subcategory="tables",
+            labels={"set": "{results_set}", "page": "Compute Sanitizer"},
+        ),
     log:
         "logs/{results_set}/make_sanitizer_tables/{experiment}.log",
     conda:
@@ -54,7 +60,13 @@ rule make_mutation_table:
         "results/{results_set}/data/mutations/mutations.json",
         sources_behind,
     output:
-        "results/{results_set}/md/mutations.md",
+        report(
+            "results/{results_set}/md/mutations.md",
+            caption="../report/mutations.rst",
+            category="overview",
+            subcategory="pages",
+            labels={"set": "{results_set}", "page": "mutated kernels"},
+        ),
     log:
         "logs/{results_set}/make_mutation_table.log",
     conda:

@@ -430,6 +430,9 @@ DIGITS = {
     "high_percent": 4,
     "claim_low_percent": 4,
     "claim_high_percent": 4,
+    "before_percent": 4,
+    "after_percent": 4,
+    "difference_percent": 4,
     "floor_percent": 4,
     "within_percent": 4,
     "between_percent": 4,
@@ -627,8 +630,16 @@ def _percents(name: str, value: float, low: float, high: float) -> dict[str, flo
     return {f"{name}_percent": value, f"{name}_low_percent": bounds[0], f"{name}_high_percent": bounds[1]}
 
 
+def arms_of_step(measured: Measured, step: Step, shape: Shape) -> tuple[Arm, Arm]:
+    """Both rungs of a step as the job of its target timed them; the first is wrong where it is in its own job."""
+    source, target = step.source_variant.name, step.target_variant.name
+    before, after = (_arm(target, arm, shape, measured) for arm in (source, target))
+    own = measured.arms.get(source, {}).get(shape, {}).get(source)
+    return (own if before.status == "ok" and own and own.status == "wrong" else before), after
+
+
 def _step_rows(measured: Measured, steps: Sequence[Step]) -> list[dict[str, Any]]:
-    recordings, arms = measured.recordings, measured.arms
+    recordings = measured.recordings
     rows: list[dict[str, Any]] = []
     medians: list[stats.Median | None] = []
     for step in steps:
@@ -645,11 +656,7 @@ def _step_rows(measured: Measured, steps: Sequence[Step]) -> list[dict[str, Any]
                 "verdict": "none",
             }
             row |= {"run_id": recording.manifest["run_id"] if recording else "", "status": "ok", "reason": uncontrolled}
-            after = _arm(target, target, shape, measured)
-            before = _arm(target, source, shape, measured)
-            own = arms.get(source, {}).get(shape, {}).get(source)
-            if before.status == "ok" and own and own.status == "wrong":
-                before = own
+            before, after = arms_of_step(measured, step, shape)
             median = None
             failed = next((arm for arm in (after, before) if arm.status != "ok"), None)
             if failed:

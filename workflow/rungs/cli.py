@@ -139,14 +139,16 @@ def _parser() -> argparse.ArgumentParser:
 
     p = verb("plot", _plot, "draw figures of a results set")
     p.add_argument(
-        "kinds", nargs="+", choices=("heatmap", "ladder", "waterfall", "effect", "shapley", "counts", "points")
+        "kinds",
+        nargs="+",
+        choices=("heatmap", "ladder", "waterfall", "roofline", "effect", "shapley", "counts", "points", "clock"),
     )
     p.add_argument("--results", type=Path, required=True)
     p.add_argument("--experiment", required=True)
     p.add_argument(
         "--of",
-        nargs="+",
-        required=True,
+        nargs="*",
+        default=[],
         metavar="NAME",
         help="ladders, factors for `effect`, `bars` and `map` for `shapley`, figures for `points`",
     )
@@ -253,6 +255,14 @@ def _parser() -> argparse.ArgumentParser:
     p = verb("doctor", _doctor, "what of this machine works, what does not, and how to mend it; nothing is changed")
     p.add_argument("--json", action="store_true", help="for a bug report or a program")
     p.add_argument("--torch", action="store_true", help="import torch too, which takes seconds and starts CUDA")
+
+    p = verb("compare", _compare, "hold results sets against each other: devices, dates or commits")
+    p.add_argument("sets", nargs="+", metavar="SET", help="two or more: a folder, or SET@COMMIT for what git has of it")
+    p.add_argument("--experiment", default="gemm")
+    p.add_argument("--ladder", help="one ladder alone, whose claims are fewer and intervals so narrower")
+    p.add_argument(
+        "--output", type=Path, metavar="DIR", help="write Markdown, CSV, SVG and PNG there, not to the terminal"
+    )
 
     p = verb("trace", _trace, "show where a table's number comes from, and verify each hash on the way")
     p.add_argument(
@@ -484,6 +494,13 @@ def _plot(a: argparse.Namespace) -> None:
     from rungs import countplots, curves, plots, provenance
     from rungs.variants import load_experiment
 
+    if a.kinds == ["clock"]:
+        from rungs import conditions
+
+        conditions.draw(a.results, a.experiment, provenance.stale(a.results, [a.experiment]))
+        return
+    if not a.of:
+        raise RungsError(f"`plot {a.kinds[0]}` needs --of: name what to draw, for example a ladder.")
     if a.kinds == ["counts"]:
         for name in a.of:
             countplots.draw(a.results, a.experiment, name)
@@ -654,6 +671,12 @@ def _doctor(a: argparse.Namespace) -> int:
     from rungs import doctor
 
     return doctor.run(a.json, a.torch)
+
+
+def _compare(a: argparse.Namespace) -> None:
+    from rungs import compare
+
+    compare.run(a.sets, a.experiment, a.ladder, a.output)
 
 
 def _trace(a: argparse.Namespace) -> int:

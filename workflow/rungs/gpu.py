@@ -285,7 +285,8 @@ class Session:
     def describe(self) -> Mapping[str, Any]:
         """Versions and sizes for the manifest."""
         torch = self.torch
-        return {"torch": torch.__version__, "cuda": torch.version.cuda, "sms": self.sms, "l2_bytes": self.l2_bytes}
+        found = {"torch": torch.__version__, "cuda": torch.version.cuda, "sms": self.sms, "l2_bytes": self.l2_bytes}
+        return {**found, "dram_gb_per_s": self.dram_bytes_per_us / 1e3}
 
 
 @dataclass

@@ -458,7 +458,7 @@ def supervise(
         "dtype": dtype,
         "fill": "normal" if timed else "integer",
         "l2": settings.l2,
-        "gpu": {**gpu.as_json(), "sms": session.get("sms"), "l2_bytes": session.get("l2_bytes")},
+        "gpu": {**gpu.as_json(), **{key: session.get(key) for key in ("sms", "l2_bytes", "dram_gb_per_s")}},
         "clock": session.get("clock", dict(clock_record)),
         "protocol": settings.as_json(),
         "software": software(session),

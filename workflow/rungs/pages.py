@@ -26,7 +26,7 @@ def render(source: Source) -> str:
         parts += [f"### What changed in the binaries of ladder {ladder.name}", tables.evidence_table(source, ladder)]
         if counted := counter_table(source, ladder):
             parts += [f"### Counters of ladder {ladder.name}", counted]
-    parts += ["## Floor", tables.floor_table(source)]
+    parts += ["## Floor", tables.floor_table(source), *tables.clock_link(source, figures)]
     if gaps := gap_table(source):
         parts += ["## Not measured", gaps]
     return "\n\n".join(parts) + "\n"

@@ -70,7 +70,7 @@ STYLE: dict[str, Any] = {
 
 
 def draw(kind: str, results: Path, experiment_name: str, name: str, stale: Mapping[str, str]) -> None:
-    """Draw `figures/<experiment>/<kind>_<name>.svg` and `.png`: heatmap, ladder and waterfall of a ladder, effect of a factor.
+    """Draw `figures/<experiment>/<kind>_<name>.svg` and `.png`: heatmap, ladder, waterfall and roofline of a ladder, effect of a factor.
 
     Raises RungsError for a name that the experiment has not.
     """
@@ -83,7 +83,11 @@ def draw(kind: str, results: Path, experiment_name: str, name: str, stale: Mappi
     if name not in known:
         word = "factor" if kind == "effect" else "ladder"
         raise RungsError(f"{experiment_name} has no {word} {name!r}: choose one of {', '.join(known)}.")
-    if kind == "effect":
+    if kind == "roofline":
+        from rungs import roofline
+
+        figure = roofline.draw(results, experiment, experiment.ladders[name], stale)
+    elif kind == "effect":
         facts = facts_of(results, experiment_name)
         figure = plot_effect(experiment, name, effects.read_data(results, experiment_name), facts, stale)
     else:
@@ -91,7 +95,7 @@ def draw(kind: str, results: Path, experiment_name: str, name: str, stale: Mappi
         ladder = experiment.ladders[name]
         facts = facts_of(results, experiment_name, [variant.name for variant in ladder.rungs.values()])
         figure = plot(experiment, ladder, read_data(results, experiment_name), facts, stale)
-    save(figure, results / "figures" / experiment_name / f"{kind}_{name}")
+    save(figure, results / "figures" / experiment_name / f"{kind}_{name}", coarse=kind == "roofline")
 
 
 def run(results: Path, experiment_name: str, stale: Mapping[str, str] | None = None) -> None:
@@ -101,8 +105,8 @@ def run(results: Path, experiment_name: str, stale: Mapping[str, str] | None = N
             draw(kind, results, experiment_name, ladder.name, stale or {})
 
 
-def save(figure: Figure, stem: Path) -> None:
-    """Write `stem`.svg and .png, each whole, without dates or versions in them.
+def save(figure: Figure, stem: Path, coarse: bool = False) -> None:
+    """Write `stem`.svg and .png, each whole, without dates or versions in them; `coarse` with coordinates to a tenth of a point.
 
     Text in the SVG is text, so that it can be read, searched and kept small; a PNG has a palette for the same reason.
     """
@@ -110,6 +114,10 @@ def save(figure: Figure, stem: Path) -> None:
         with whole(stem.with_suffix(".svg")) as temporary:
             figure.savefig(temporary, format="svg", metadata={"Date": None, "Creator": None}, facecolor="white")
             svg = NOTHING.sub("", temporary.read_text(encoding="utf-8"))
+            if coarse:
+                svg = re.sub(
+                    r'(?<= d=")[^"]+|(?<= [xy]=")[-\d.]+(?=")', lambda m: re.sub(r"-?\d+\.\d+", _tenth, m[0]), svg
+                )
             temporary.write_text(svg.replace("<svg ", f'<svg font-family="{FONTS}" ', 1), encoding="utf-8")
         figure.set_dpi(DPI)
         canvas = FigureCanvasAgg(figure)
@@ -120,6 +128,10 @@ def save(figure: Figure, stem: Path) -> None:
                 temporary, format="png", optimize=True
             )
     plt.close(figure)
+
+
+def _tenth(number: re.Match[str]) -> str:
+    return f"{round(float(number[0]), 1) + 0.0:g}"
 
 
 # Heat map

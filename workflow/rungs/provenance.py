@@ -506,7 +506,7 @@ def _rendered(results: Path, experiment: Experiment, table: Path) -> str:
         names = [page for page in pages if page in experiment_names()]
         whole = [name for name in names if f"{name}{FACTORIAL}" in pages]
         return tables.render_set(results, names, stale(results), whole)
-    return _readme()[1]
+    return _readme().now
 
 
 def _data_links(
@@ -814,53 +814,108 @@ def _macros(macros: Mapping[str, int]) -> str:
 
 def readme(check: bool = False) -> int:
     """Write the root README's generated blocks; with `check`, only say whether they are current (1 where they are not)."""
-    text, filled = _readme()
-    if filled == text:
+    filled = _readme()
+    if filled.now == filled.text:
         print("README.md is current.")
         return 0
     if check:
-        print(NOT_CURRENT)
+        print(filled.wrong())
         return 1
-    write_text(ROOT / "README.md", filled)
+    write_text(ROOT / "README.md", filled.now)
     print("README.md is written anew.")
     return 0
 
 
+NAMED = 3
+"""Stale variants that the line under a block names."""
 NOT_CURRENT = "README.md does not show what is recorded: run `python -m rungs readme`."
 
 
 def readme_note() -> str:
     """What is wrong with the root README's generated blocks, in a sentence; empty where they are current."""
     try:
-        text, filled = _readme()
+        filled = _readme()
     except (RungsError, OSError) as error:
         return f"README.md cannot be checked: {error}"
-    return "" if filled == text else NOT_CURRENT
+    return "" if filled.now == filled.text else filled.wrong()
 
 
-def _readme() -> tuple[str, str]:
-    """The root README as it is, and with its blocks made from the recorded sets."""
+@dataclass(frozen=True)
+class Readme:
+    """The root README as it is and as it would be. `stale`: block -> variant -> why its numbers there are stale."""
+
+    text: str
+    now: str
+    blocks: Mapping[str, str]
+    stale: Mapping[str, Mapping[str, str]]
+
+    def wrong(self) -> str:
+        """The first stale number that stands without its mark, else that something else is not current."""
+        from rungs import tables
+
+        for name, shown in tables.blocks_in(self.text).items():
+            now = self.blocks.get(name, "")
+            known = [variant for variant in self.stale.get(name, {}) if f"{variant}: " not in shown]
+            if shown.strip() == now.strip() or tables.DAGGER not in now or not known:
+                continue
+            variant = next((variant for variant in known if f"{variant}: " in now), known[0])
+            if tables.DAGGER in shown and f"{variant}: " not in now:
+                continue
+            return (
+                f"README.md, block {name}, shows {variant} without the mark {tables.DAGGER}, though"
+                f" {self.stale[name][variant]}: run `python -m rungs readme` to mark it, or measure it again and record it."
+            )
+        return NOT_CURRENT
+
+
+def _readme() -> Readme:
+    """The root README, and its blocks made from the recorded sets."""
     from rungs import advise, claimpages, claims, equality, factorial, tables
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     if not recorded_sets():
-        return text, text
+        return Readme(text, text, {}, {})
     blocks: dict[str, str] = {}
+    old: dict[str, Mapping[str, str]] = {}
     for results, name in recordings():
-        made = tables.readme_blocks(results, name, stale(results, [name]))
+        known, experiment = stale(results, [name]), load_experiment(name)
+        made = tables.readme_blocks(results, name, known)
         if name in settings.recorded_factorials(results.relative_to("results").as_posix()):
-            made |= factorial.blocks(results, name, stale(results, [name]))
+            made |= factorial.blocks(results, name, known)
         if name == "copy_intensity":
             made[f"{name}:advice"] = advise.block(results, stale(results, list(advise.EXPERIMENTS)))
         if equality.compared(results, name):
             made |= equality.blocks(results, name)
         if results.name.endswith(COLD) and (hot := results.with_name(results.name.removesuffix(COLD))).is_dir():
             made |= _cold_blocks(hot, results, name)
-        blocks |= {f"{results.name}:{block}": content for block, content in made.items()}
+        for block, content in made.items():
+            whose = _stale_in_block(experiment, block, known)
+            old[f"{results.name}:{block}"] = whose
+            blocks[f"{results.name}:{block}"] = _marked(content, whose)
     for results in recorded_sets():
         if (results / claims.CSV).is_file():
-            blocks[f"{results.name}:claims"] = claimpages.block(results, stale_claims(results))
-    return text, tables.apply_blocks(text, blocks)
+            old[f"{results.name}:claims"] = known = stale_claims(results)
+            blocks[f"{results.name}:claims"] = _marked(claimpages.block(results, known), known)
+    return Readme(text, tables.apply_blocks(text, blocks), blocks, old)
+
+
+def _stale_in_block(experiment: Experiment, block: str, known: Mapping[str, str]) -> dict[str, str]:
+    """Of an experiment's stale variants those that a block is of: its ladder's, or all where it names no ladder."""
+    ladder = experiment.ladders.get(block.rpartition(":")[2])
+    rungs = {variant.name for variant in ladder.rungs.values()} if ladder else set(known)
+    return {variant: reason for variant, reason in known.items() if variant in rungs}
+
+
+def _marked(content: str, old: Mapping[str, str]) -> str:
+    """A block of stale numbers that marks none of them, because it shows figures or sums, with a line that marks it whole."""
+    from rungs.tables import DAGGER
+
+    if not old or DAGGER in content:
+        return content
+    named = [f"{variant}: {reason}" for variant, reason in list(old.items())[:NAMED]]
+    if len(old) > NAMED:
+        named.append(f"And {len(old) - NAMED} more, which `python -m rungs status` lists")
+    return f"{content}\n\n<sub>{DAGGER} Stale, all of it or a part. {'. '.join(named)}.</sub>"
 
 
 def _cold_blocks(hot: Path, cold: Path, name: str) -> dict[str, str]:

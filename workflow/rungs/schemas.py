@@ -229,7 +229,7 @@ def parse_csv(kind: str, text: str, path: str) -> Any:
     fix = "restore it from version control" if kind in GIVEN else "delete the file and run again to make it anew"
     declared = columns(kind)
     if not text.endswith("\n"):
-        raise RungsError(f"{path} ends in the middle of a line: {fix}.")
+        raise RungsError(f"{path}, row {text.count(chr(10)) + 1}: ends in the middle of a line: {fix}.")
     lines = text.count("\n") - 1
     try:
         raw = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, on_bad_lines="error")
@@ -238,7 +238,7 @@ def parse_csv(kind: str, text: str, path: str) -> Any:
     if list(raw.columns) != list(declared):
         odd = next((a or b for a, b in itertools.zip_longest(raw.columns, declared, fillvalue="") if a != b), "")
         raise RungsError(
-            f"{path}: column {odd!r} does not fit a {kind} CSV, whose columns are {', '.join(declared)}: {fix}."
+            f"{path}, row 1: column {odd!r} does not fit a {kind} CSV, whose columns are {', '.join(declared)}: {fix}."
         )
     if lines < 1:
         raise RungsError(f"{path} has no rows: {fix}.")

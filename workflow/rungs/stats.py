@@ -21,6 +21,7 @@ __all__ = [
     "block_length",
     "claim_level",
     "contrast",
+    "difference",
     "floor_of",
     "log_ratio",
     "mean_effect",
@@ -216,6 +217,20 @@ def contrast(terms: Terms, spread: Spread | None) -> Effect:
     parts = [(weight**2 * median.error**2, median.freedom) for weight, median in terms]
     parts.append((sum(weight**2 for weight, _ in terms) * spread.deviation**2, spread.freedom))
     variance = sum(part for part, _ in parts)
+    if not math.isfinite(variance):
+        return Effect(value, math.inf, 1.0)
+    return Effect(value, math.sqrt(variance), max(_freedom(variance, parts), 1.0))
+
+
+def difference(before: Median, after: Median, spreads: Sequence[Spread] = ()) -> Effect:
+    """`after` less `before`, of two results sets whose rounds know nothing of each other: errors add by their squares.
+
+    `spreads` are the deviations from job to job of both sets, where the rounds do not pair that away (a share of the
+    control). Degrees of freedom as in `contrast`.
+    """
+    parts = [(median.error**2, median.freedom) for median in (before, after)]
+    parts += [(spread.deviation**2, spread.freedom) for spread in spreads]
+    value, variance = after.value - before.value, sum(part for part, _ in parts)
     if not math.isfinite(variance):
         return Effect(value, math.inf, 1.0)
     return Effect(value, math.sqrt(variance), max(_freedom(variance, parts), 1.0))

@@ -8,7 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,14 @@ class Source:
     facts: Facts
     stale: Mapping[str, str]
     results: Path
+    made: dict[str, list[Row]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rows(self, kind: str) -> list[Row]:
-        """The frame's rows, missing numbers as None."""
-        frame = self.data[kind]
-        return frame.astype(object).where(frame.notna(), None).to_dict("records")
+        """The frame's rows, missing numbers as None; made once, as a page asks for them hundreds of times."""
+        if kind not in self.made:
+            frame = self.data[kind]
+            self.made[kind] = frame.astype(object).where(frame.notna(), None).to_dict("records")
+        return list(self.made[kind])
 
 
 def run(results: Path, experiment_names: Sequence[str], stale: Mapping[str, str] | None = None) -> None:
@@ -107,7 +110,7 @@ def render_experiment(results: Path, experiment: str | Experiment, stale: Mappin
             parts += [f"### What reads cost on ladder {ladder.name}", costs]
     if bridge := budget.bridge_table(source):
         parts += [f"## From {source.experiment.bridge['experiment']} to here", bridge]  # type: ignore[index]
-    parts += ["## Floor", floor_table(source)]
+    parts += ["## Floor", floor_table(source), *clock_link(source, f"../figures/{source.experiment.name}")]
     if gaps := gap_table(source):
         parts += ["## Not measured", gaps]
     return "\n\n".join(parts) + "\n"
@@ -199,6 +202,12 @@ def figures_of(source: Source) -> str:
 MARKER = re.compile(r"<!-- rungs:(?P<name>\S+) (?P<edge>begin|end) -->")
 
 
+def blocks_in(readme_text: str) -> dict[str, str]:
+    """Block name -> what stands between its markers, of blocks that have both."""
+    found = re.finditer(r"<!-- rungs:(\S+) begin -->(.*?)<!-- rungs:\1 end -->", readme_text, re.DOTALL)
+    return {block[1]: block[2] for block in found}
+
+
 def apply_blocks(readme_text: str, blocks: Mapping[str, str]) -> str:
     """The README with every `<!-- rungs:NAME begin -->` to `end` filled.
 
@@ -238,6 +247,7 @@ def figure_links(source: Source, ladder: Ladder, folder: str) -> str:
             f"![Gain of each step of ladder {ladder.name}, K against M = N]({folder}/heatmap_{ladder.name}.svg)",
             f"![Share of the control along ladder {ladder.name}]({folder}/ladder_{ladder.name}.svg)",
             _waterfall(ladder, folder),
+            f"![Roofline of ladder {ladder.name}]({folder}/roofline_{ladder.name}.svg)",
             f"**{_map_sentence([row for row in source.rows('steps') if row['ladder'] == ladder.name])}**",
             f"<sub>{provenance_line(source, used, names)}</sub>",
         ]
@@ -257,6 +267,13 @@ def waterfall_link(source: Source, ladder: Ladder, folder: str) -> str:
     return "\n\n".join(
         [_waterfall(ladder, folder), answer(source, ladder, size), f"<sub>{provenance_line(source, used, names)}</sub>"]
     )
+
+
+def clock_link(source: Source, folder: str) -> list[str]:
+    """The clock and the power over the first floor job, where there is one and it read them."""
+    if not source.data["floor"]["mhz_low"].notna().any():
+        return []
+    return [f"![Clock, power and temperature over a job of {source.experiment.name}]({folder}/clock_power.svg)"]
 
 
 def _map_sentence(rows: Sequence[Row]) -> str:

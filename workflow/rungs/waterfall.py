@@ -28,13 +28,14 @@ WIDEST = 15.0
 
 @dataclass(frozen=True)
 class Bar:
-    """One rung: its share of the control in percent, or why there is none, and what the step to it gained."""
+    """One rung: its share of the control in percent with its 95 % interval, or why there is none, and what the step to it gained."""
 
     name: str
     what: str
     share: float | None
     gap: str = ""
     gain: str = ""
+    interval: tuple[float, float] | None = None
 
 
 def plot_waterfall(
@@ -114,8 +115,11 @@ def bars_of(
         row, step = rows.get(name), gains.get(f"{before}>{rung}")
         share = None if row is None or pd.isna(row["share_percent"]) else float(row["share_percent"])
         gap = "" if share is not None else "not run" if row is None else str(row["status"])
+        interval = None
+        if row is not None and share is not None and pd.notna(row["share_high_percent"]):
+            interval = float(row["share_low_percent"]), float(row["share_high_percent"])
         label = f"{rung}†" if name in stale else str(rung)
-        bars.append(Bar(label, plots.changed(experiment, ladder, before, str(rung)), share, gap, _gain(step)))
+        bars.append(Bar(label, plots.changed(experiment, ladder, before, str(rung)), share, gap, _gain(step), interval))
     return bars
 
 
@@ -152,6 +156,8 @@ def _draw_bars(axes: Axes, bars: Sequence[Bar], control: str, hatch: str | None 
         body = bar.share if last is None else min(last, bar.share)
         style: dict[str, Any] = {"width": 0.72, "hatch": hatch, "edgecolor": "white", "linewidth": 0.0}
         axes.bar(x, body, color=BODY, **style)
+        if bar.interval:
+            axes.plot([x, x], bar.interval, color=INK, linewidth=1.2)
         if last is not None:
             axes.bar(x, abs(bar.share - last), bottom=body, color=UP if bar.share >= last else DOWN, **style)
             axes.plot([x - 0.64, x - 0.36], [last, last], color=FAINT, linewidth=0.9)
