@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from binaries import GEMM, build_ladders, built, ladder_variants, manifest_of, toolchain
+from binaries import ARCHITECTURES, GEMM, build_ladders, built, ladder_variants, manifest_of, toolchain
 from rungs import build as rungs_build
 from rungs.build import STAMP, Toolchain, build, find_toolchain, identity, objection, parse_ptxas, sources, unit_of
 from rungs.errors import RungsError
 from rungs.files import ROOT, read_json, sha256_file
-from rungs.variants import architectures
 
 B3, B5 = "abl_L1_R1_bl1_s2_sw1", "abl_L2_R1_bl1_s2_sw1"
 HEADERS = ["kernels/mma.cuh", "kernels/ptx.cuh", "kernels/swizzle.cuh"]
@@ -290,7 +289,7 @@ def test_the_machines_tools_are_found_on_path_and_under_cuda_home(tmp_path, monk
 # ---- all of them ----
 
 
-@pytest.mark.parametrize("arch", architectures())
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_rung_builds_without_stack_or_spills(arch):
     build_ladders()
     for variant in ladder_variants():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from binaries import GEMM, build_ladders, built, ladder_variants, manifest_of, toolchain
+from binaries import ARCHITECTURES, GEMM, build_ladders, built, ladder_variants, manifest_of, toolchain
 from rungs import inspect as rungs_inspect
 from rungs import schemas
 from rungs.build import NVCC_FLAGS
@@ -29,7 +29,7 @@ from rungs.inspect import (
     rules_of,
     run,
 )
-from rungs.variants import architectures, load_device
+from rungs.variants import load_device
 
 BY_RUNG = {rung: variant.name for ladder in GEMM.ladders.values() for rung, variant in ladder.rungs.items()}
 MOVES = ("LDG", "LDGSTS", "STS", "LDS", "LDSM", "HMMA", "UTMALDG", "LDGDEPBAR", "DEPBAR", "SYNCS", "BAR", "ELECT")
@@ -112,9 +112,7 @@ def test_the_whole_kernel_holds_the_prologue_too():
     assert everything.get("NOP", 0) <= 5, "the padding behind the kernel is not executed"
 
 
-@pytest.mark.parametrize(
-    "arch", [arch for arch in architectures() if arch not in ("sm_86", "sm_89")]
-)  # sm_80's opcodes
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_rung_has_its_evidence_and_its_pinned_occupancy(arch):
     build_ladders()
     for variant in ladder_variants():

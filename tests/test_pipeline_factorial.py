@@ -159,12 +159,11 @@ def test_recorded_factorials_are_rendered_without_a_gpu_and_traced(measured):
     assert {path.name.split(".")[0] for path in sweeps} == {*RUNGS, *ALONE}
     assert {path.stem for path in (recorded / "build" / ARCH).glob("*/*.json")} == {*RUNGS, *ALONE, "stamp"}
     measured.no_gpu()
-    result = measured.snakemake("report")
+    planned = measured.planned("report")
+    assert planned.of("emulate") == sorted([*RUNGS, *ALONE])
+    made = [job.split(": ")[1] for job in planned.jobs if "results/recorded/" in job]
+    result = measured.snakemake(*made)
     assert result.code == 0, result.text
-    assert result.of("emulate") == sorted([*RUNGS, *ALONE])
-    counted = measured.repo / "results" / "emulator"
-    assert "8 of 8 variants are right and free of races" in (counted / PAGE).read_text()
-    assert f"| {ALONE[0]} |" in (counted / PAGE).read_text()
     assert {job.split(":")[0] for job in result.jobs if "results/recorded" in job} <= {
         "aggregate",
         "effects",
