@@ -12,7 +12,7 @@ from rungs.errors import RungsError
 from rungs.files import ROOT
 from rungs.published import ladders
 from rungs.schemas import read_yaml
-from rungs.variants import CONFIG, load_experiment, parse_experiment
+from rungs.variants import CONFIG, load_device, load_experiment, parse_experiment
 
 H200 = ROOT / "results" / "recorded" / "h200"
 
@@ -28,7 +28,7 @@ def cells(text: str) -> dict[str, list[str]]:
 
 
 def test_the_peak_is_every_sms_tensor_cores_at_that_clock():
-    assert budget.peak_tflops("sm_90a", 1830) == pytest.approx(989.4, abs=0.1)  # NVIDIA's figure for the H100 SXM
+    assert load_device("sm_90a").peak_tflops(1830) == pytest.approx(989.4, abs=0.1)  # NVIDIA's figure for the H100 SXM
 
 
 def test_each_rung_has_what_it_takes_and_what_it_gives(source):

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from rendered import check_that_no_text_leaves
-from rungs import aggregate, budget, cli, conditions, plots, roofline, variants
+from rungs import aggregate, cli, conditions, plots, roofline, variants
 from rungs.files import ROOT
+from rungs.variants import load_device
 from synthetic import ARCH, SMS, World, write_set
 
 EXPERIMENT = variants.load_experiment("gemm")
@@ -72,8 +73,8 @@ def test_the_peak_is_that_of_the_clocks_that_were_measured(results):
     figure = roofline.draw(results, EXPERIMENT, LADDER, {})
     shapes = aggregate.read_data(results, "gemm")["shapes"]
     clocks = shapes[(shapes["m"] == 512) & shapes["tflops"].notna()]["sm_mhz"]
-    assert roofline.peak_tflops(ARCH, SMS, 1755.0) == pytest.approx(budget.peak_tflops(ARCH, 1755.0))
-    peaks = [f"{roofline.peak_tflops(ARCH, SMS, mhz):.0f}" for mhz in (clocks.min(), clocks.max())]
+    assert load_device(ARCH).peak_tflops(1755.0, SMS) == pytest.approx(load_device(ARCH).peak_tflops(1755.0))
+    peaks = [f"{load_device(ARCH).peak_tflops(mhz, SMS):.0f}" for mhz in (clocks.min(), clocks.max())]
     assert f"{aggregate.mhz_range(shapes[shapes['m'] == 512])}: {' to '.join(dict.fromkeys(peaks))}" in words(figure)
 
 

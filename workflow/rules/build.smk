@@ -15,7 +15,7 @@ rule build:
         toolchain=run.toolchain,
         compiler=compiler(),
         macros=macros,
-        code=module_hash("build", "plan"),
+        code=module_hash("build", "plan", "wgmma"),
     shell:
         "{params.python:q} -m rungs build --variant {wildcards.variant:q} --arch {wildcards.arch:q}"
         " --toolchain {params.toolchain:q} --output {output.manifest:q} --failure-is-data &> {log:q}"

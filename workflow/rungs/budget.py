@@ -13,12 +13,6 @@ from rungs.variants import Ladder, load_device, load_experiment
 KIB = 1024
 
 
-def peak_tflops(arch: str, mhz: float) -> float:
-    """TFLOP/s of all tensor cores of the architecture's GPU at that SM clock, dense bf16 with fp32 accumulate."""
-    device = load_device(arch)
-    return device.sms * device.bf16_flop_per_sm_cycle * mhz / 1e6
-
-
 def manifests_of(results: Path, variant: str) -> list[Path]:
     return sorted((results / "build").glob(f"*/{variant}/{variant}.json"))
 
@@ -81,7 +75,7 @@ def gives(row: Row | None, arch: str) -> list[str]:
     if row is None or row["tflops"] is None:
         return ["not run" if row is None else str(row["status"]), "", "", "", ""]
     tflops, mhz, watts = row["tflops"], row["sm_mhz"], row["power_w"]
-    share = f"{100 * tflops / peak_tflops(arch, mhz):.1f} %" if mhz and arch else ""
+    share = f"{100 * tflops / load_device(arch).peak_tflops(mhz):.1f} %" if mhz and arch else ""
     per_watt = f"{1000 * tflops / watts:.0f}" if watts else ""
     return [f"{tflops:.1f}", f"{mhz:.0f}" if mhz else "", share, f"{watts:.0f}" if watts else "", per_watt]
 

@@ -350,14 +350,10 @@ def part_of(value: float, low: float | None, high: float | None, rounds: int) ->
 
 
 def together(parts: Sequence[tuple[int, Part]]) -> Part:
-    """The sum of independent values, each with its sign. Degrees of freedom by Satterthwaite (Biometrics Bulletin 2, 1946)."""
+    """The sum of independent values, each with its sign."""
     value = sum(sign * part[0] for sign, part in parts)
-    variances = [part[1] ** 2 for _, part in parts]
-    total = sum(variances)
-    if not math.isfinite(total):
-        return value, math.inf, 1.0
-    weight = sum(variance**2 / part[2] for variance, (_, part) in zip(variances, parts, strict=True))
-    return value, math.sqrt(total), total**2 / weight if weight else math.inf
+    effect = stats.independent(value, [(error**2, freedom) for _, (_, error, freedom) in parts])
+    return effect.value, effect.error, effect.freedom
 
 
 def _log(percent: float | None) -> float | None:

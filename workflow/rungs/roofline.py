@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -15,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from rungs import answers, plots, provenance, schemas, tables
 from rungs.aggregate import Facts, mhz_range
-from rungs.curves import COLOURS, MARKERS
+from rungs.curves import style
 from rungs.plots import FAINT, INK, STYLE, Shape
 from rungs.variants import Experiment, Ladder, load_device, load_experiment
 
@@ -23,6 +22,8 @@ ELEMENT_BYTES = 2
 """Of A, B and C, which are bf16 in every GEMM experiment."""
 CEILINGS = ("tma_wall", "copy_intensity")
 """Experiments that read memory as fast as it goes."""
+THIN = 0.8
+"""Width of a line that only joins the marks of a rung."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,6 @@ def ceiling_of(results: Path, experiment: str) -> Ceiling | None:
         if said := schemas.read_manifest(path)["gpu"].get("dram_gb_per_s"):
             return Ceiling(float(said), "memory clock and width as the driver says, not measured")
     return None
-
-
-def peak_tflops(arch: str, sms: int | None, mhz: float) -> float:
-    """All tensor cores at that SM clock, dense bf16 with fp32 accumulate."""
-    device = load_device(arch)
-    return (sms or device.sms) * device.bf16_flop_per_sm_cycle * mhz / 1e6
 
 
 def draw(results: Path, experiment: Experiment, ladder: Ladder, stale: Mapping[str, str]) -> Figure:
@@ -115,7 +110,11 @@ def plot(
             depths = sorted(set(frame["k"][(frame["m"] == size[0]) & (frame["n"] == size[1])].astype(int)))
             _panel(axes, here, names, size, depths, ceiling, arch, sms, axes is grid[0][0])
         speeds = [*timed["tflops"], *timed["control_tflops"].dropna()]
-        top = peak_tflops(arch, sms, float(timed["sm_mhz"].max())) if arch and timed["sm_mhz"].notna().any() else 1.0
+        top = (
+            load_device(arch).peak_tflops(float(timed["sm_mhz"].max()), sms)
+            if arch and timed["sm_mhz"].notna().any()
+            else 1.0
+        )
         grid[0][0].set_ylim(0.55 * min(speeds, default=0.1), 1.6 * max([top, *speeds]))
         low, high = grid[0][0].get_ylim()
         ticks = [digit * 10.0**power for power in range(-3, 5) for digit in (1, 2, 5)]
@@ -125,7 +124,7 @@ def plot(
         title = f"{experiment.name}, ladder {ladder.name}: roofline on {facts.gpu}"
         figure.text(0.2 / width, 1 - 0.28 / height, title, fontsize=12, fontweight="bold", va="center")
         handles = [
-            Line2D([], [], label=f"{rung}†" if name in stale else rung, **_style(i))
+            Line2D([], [], label=f"{rung}†" if name in stale else rung, **{**style(i), "linewidth": THIN})
             for i, (name, rung) in enumerate(names.items())
         ]
         handles.append(Line2D([], [], color=INK, marker="_", linestyle="none", markersize=8, label=facts.control))
@@ -144,11 +143,6 @@ def plot(
     return figure
 
 
-def _style(index: int) -> dict[str, Any]:
-    mark = MARKERS[index // len(COLOURS) % len(MARKERS)] if index >= len(COLOURS) else "o"
-    return {"color": COLOURS[index % len(COLOURS)], "marker": mark, "linewidth": 0.8, "markersize": 3.5}
-
-
 def _panel(
     axes: Axes,
     rows: pd.DataFrame,
@@ -163,7 +157,11 @@ def _panel(
     at = {k: intensity((*size, k)) for k in depths}
     low, high = 0.75 * min(at.values(), default=1.0), 1.35 * max(at.values(), default=10.0)
     clocks = rows["sm_mhz"].dropna().astype(float)
-    peaks = [peak_tflops(arch, sms, mhz) for mhz in (clocks.min(), clocks.max())] if arch and len(clocks) else []
+    peaks = (
+        [load_device(arch).peak_tflops(mhz, sms) for mhz in (clocks.min(), clocks.max())]
+        if arch and len(clocks)
+        else []
+    )
     axes.set(xscale="log", yscale="log", xlim=(low, high))
     if peaks:
         axes.axhspan(*peaks, color="#d9dfe6", linewidth=0)
@@ -179,7 +177,9 @@ def _panel(
             axes.text(low * 1.03, 0.02, note, fontsize=6.5, va="bottom", transform=axes.get_xaxis_transform())
     for place, name in enumerate(names):
         group = rows[rows["variant"] == name].sort_values("k")
-        axes.plot([at[int(k)] for k in group["k"]], group["tflops"].astype(float), **_style(place))
+        axes.plot(
+            [at[int(k)] for k in group["k"]], group["tflops"].astype(float), **{**style(place), "linewidth": THIN}
+        )
     for k, group in rows.groupby("k"):
         if group["control_tflops"].notna().any():
             speed = float(group["control_tflops"].median())

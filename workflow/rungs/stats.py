@@ -208,7 +208,7 @@ def contrast(terms: Terms, spread: Spread | None) -> Effect:
 
         sum of w^2 (e^2 + t^2)
 
-    in closed form. Degrees of freedom by Satterthwaite (Biometrics Bulletin 2, 1946). Without a spread there is no error.
+    in closed form. Without a spread there is no error.
     """
     terms = list(terms)
     value = sum(weight * median.value for weight, median in terms)
@@ -216,6 +216,13 @@ def contrast(terms: Terms, spread: Spread | None) -> Effect:
         return Effect(value, math.inf, 1.0)
     parts = [(weight**2 * median.error**2, median.freedom) for weight, median in terms]
     parts.append((sum(weight**2 for weight, _ in terms) * spread.deviation**2, spread.freedom))
+    return independent(value, parts)
+
+
+def independent(value: float, parts: Sequence[tuple[float, float]]) -> Effect:
+    """A sum of independent terms, of which each part is a variance with its degrees of freedom; those of the sum by Satterthwaite
+    (Biometrics Bulletin 2, 1946).
+    """
     variance = sum(part for part, _ in parts)
     if not math.isfinite(variance):
         return Effect(value, math.inf, 1.0)
@@ -230,10 +237,7 @@ def difference(before: Median, after: Median, spreads: Sequence[Spread] = ()) ->
     """
     parts = [(median.error**2, median.freedom) for median in (before, after)]
     parts += [(spread.deviation**2, spread.freedom) for spread in spreads]
-    value, variance = after.value - before.value, sum(part for part, _ in parts)
-    if not math.isfinite(variance):
-        return Effect(value, math.inf, 1.0)
-    return Effect(value, math.sqrt(variance), max(_freedom(variance, parts), 1.0))
+    return independent(after.value - before.value, parts)
 
 
 def mean_effect(pairs: Sequence[tuple[Median, Median]], spread: Spread | None) -> Effect:

@@ -116,6 +116,10 @@ class Device:
     ctas_per_sm: Mapping[str, int]
     bf16_flop_per_sm_cycle: int
 
+    def peak_tflops(self, mhz: float, sms: int | None = None) -> float:
+        """TFLOP/s of all tensor cores at that SM clock, dense bf16 with fp32 accumulate; `sms` is the GPU's own number of SMs."""
+        return (sms or self.sms) * self.bf16_flop_per_sm_cycle * mhz / 1e6
+
     def pinned(self, experiment: str) -> int:
         """CTAs per SM that every variant of the experiment has. Raises RungsError where the device's file names none."""
         if experiment not in self.ctas_per_sm:
