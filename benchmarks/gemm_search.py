@@ -1,9 +1,9 @@
 """Many variants of a GEMM experiment side by side in one process: which of them are worth a rung, and where.
 
     python benchmarks/gemm_search.py hopper_gemm out.csv --where tile=128256,128128 cluster=11,21,22 --base H10
-        --shapes 4096x4096x4096 512x512x256 --toolchain system
+        --where tile=64256 pingpong=1 --shapes 4096x4096x4096 512x512x256 --toolchain system
 
-Every variant that has one of the levels of `--where` and else the base's is built (in parallel), held against exact integers
+Every variant that has one of the levels of a `--where` and else the base's is built (in parallel), held against exact integers
 and timed at every shape, in rounds that go through all of them in random order, the control after every few. A
 row of the CSV is a variant at a shape: the median over the rounds of its speed against the control beside it, with quartiles.
 This is a search, not a recording: no floor, no intervals, no evidence. What it finds becomes a rung and is measured as one.
@@ -35,17 +35,18 @@ EVERY = 5
 SAMPLE_US = 300.0
 
 
-def chosen_variants(experiment: Experiment, base: str, where: list[str], more: list[str]) -> list[Variant]:
-    """The base, every combination of the levels asked for that goes together, and those named."""
+def chosen_variants(experiment: Experiment, base: str, where: list[list[str]], more: list[str]) -> list[Variant]:
+    """The base, every combination of the levels of each `where` that goes together, and those named."""
     first = experiment.variant(base)
-    asked = {name: [int(level) for level in levels.split(",")] for name, levels in (each.split("=") for each in where)}
     found = [first]
-    for levels in itertools.product(*asked.values()):
-        try:
-            found.append(experiment.assign({**dict(first.levels), **dict(zip(asked, levels, strict=True))}))
-        except RungsError as reason:
-            if "no level" in str(reason) or "unknown factor" in str(reason):
-                raise
+    for product in where:
+        asked = {name: [int(level) for level in levels.split(",")] for name, levels in (each.split("=") for each in product)}
+        for levels in itertools.product(*asked.values()):
+            try:
+                found.append(experiment.assign({**dict(first.levels), **dict(zip(asked, levels, strict=True))}))
+            except RungsError as reason:
+                if "no level" in str(reason) or "unknown factor" in str(reason):
+                    raise
     return list(dict.fromkeys([*found, *map(experiment.variant, more)]))
 
 
@@ -105,7 +106,9 @@ def main() -> None:
     parser.add_argument("experiment")
     parser.add_argument("output", type=Path)
     parser.add_argument("--base", required=True, help="a rung or a variant")
-    parser.add_argument("--where", nargs="*", default=[], metavar="FACTOR=LEVEL,...")
+    parser.add_argument(
+        "--where", nargs="+", action="append", default=[], metavar="FACTOR=LEVEL,...", help="a product; may be given again"
+    )
     parser.add_argument("--also", nargs="*", default=[], metavar="VARIANT")
     parser.add_argument("--shapes", nargs="+", required=True, metavar="MxNxK")
     parser.add_argument("--rounds", type=int, default=15)
