@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import random
 import statistics
@@ -26,7 +27,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow"))
 
-from rungs import build, clock, gpu, plan
+from rungs import build, clock, gpu, launcher, plan
 from rungs.errors import Refused, RungsError
 from rungs.variants import Experiment, Variant, load_device, load_experiment
 
@@ -141,6 +142,13 @@ def main() -> None:
                 names.append(variant.name)
             except (Refused, RungsError) as reason:
                 print(f"{variant.name}: {reason}")
+        held = {}
+        for name in names:
+            arm, addresses = session.arms[name], dict.fromkeys("abc", 1 << 20)
+            launch = plan.plan(experiment, arm.variant, device, shapes[0], addresses, session.sms)
+            if hasattr(arm, "function"):  # the tests' stand-in has none
+                held[math.prod(launch.cluster)] = launcher.sms_at_once(arm.function, launch, session.sms, name)
+        print("SMs that clusters of so many CTAs hold at once:", dict(sorted(held.items())), flush=True)
         for number, shape in enumerate(shapes):
             if time.monotonic() - begin > a.seconds:
                 print(f"no time left for {shape}")

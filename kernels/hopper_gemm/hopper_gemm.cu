@@ -2,8 +2,8 @@
 // row-major. Any M; N and K multiples of 8. What hangs over an edge of A, B or C is the copy engine's to fill with zeros and to
 // leave out.
 //
-// One tile of C is a CTA's work, `MULTIPLIERS` warpgroups of it multiply: together, each some rows of the tile, or (ping-pong)
-// each a whole tile, in turns.
+// One tile of C is a CTA's work, `MULTIPLIERS` warpgroups of it multiply: together, each some rows of the tile (staggered: the
+// second one some K tiles behind, so that one multiplies while the other stores), or (ping-pong) each a whole tile, in turns.
 #include "../cluster.cuh"
 #include "../copy_engine.cuh"
 #include "../mma.cuh"
@@ -14,7 +14,9 @@
 constexpr int BM = TILE_M, BN = TILE_N, BK = TILE_K;
 constexpr int MULTIPLIERS = WARPGROUPS, GROUP = 128, GROUP_WARPS = 4;
 constexpr int STAGES = VARIANT_STAGES;
-constexpr bool PRODUCER = VARIANT_PRODUCER, PERSISTENT = VARIANT_PERSISTENT, PINGPONG = VARIANT_PINGPONG;
+constexpr bool PRODUCER = VARIANT_PRODUCER, PERSISTENT = VARIANT_PERSISTENT;
+constexpr bool PINGPONG = VARIANT_PINGPONG == 1, STAGGERED = VARIANT_PINGPONG >= 2;
+constexpr unsigned BEHIND = VARIANT_PINGPONG == 3 ? VARIANT_STAGES - 1 : VARIANT_STAGES / 2;  // K tiles, where staggered
 constexpr bool STAGED_C = VARIANT_C_SLOTS > 0, DEPENDENT = VARIANT_DEPENDENT, K_BY_N = VARIANT_B_LAYOUT == 0;
 constexpr int C_SLOTS = STAGED_C ? VARIANT_C_SLOTS : 1;  // of 64 x 64 elements, for each warpgroup that multiplies
 constexpr unsigned CLUSTER_M = CLUSTER_TILES_M, CLUSTER_N = CLUSTER_TILES_N;  // tiles of a cluster
@@ -35,7 +37,8 @@ static_assert(ROWS % 64 == 0 && ROWS >= 64, "wgmma multiplies 64 rows at a time"
 static_assert(PINGPONG ? MULTIPLIERS == 2 : true, "two warpgroups take turns");
 static_assert(PRODUCER || (!PERSISTENT && !PINGPONG && !MULTICAST),
               "only a producer runs ahead: into the next tile, for the other warpgroup, and for the other CTA");
-static_assert(PERSISTENT || !PINGPONG, "warpgroups that take turns have more than one tile");
+static_assert(PERSISTENT || !(PINGPONG || STAGGERED), "warpgroups that take turns have more than one tile");
+static_assert(!STAGGERED || (MULTIPLIERS == 2 && STAGES > 1), "two warpgroups are apart by stages that both still hold");
 static_assert(SPLIT == 1 || (!MULTICAST && !PERSISTENT && !STAGED_C),
               "a split tile has the cluster to itself, and its sums go to C from where they were summed");
 static_assert(BM / CLUSTER_N % 8 == 0 && BN / CLUSTER_M % (K_BY_N ? 64 : 8) == 0,
@@ -86,7 +89,7 @@ struct HopperGemm {
   unsigned m0 = 0, n0 = 0;             // of the tile in C
   unsigned first_k = 0, k_tiles = 0;   // of this CTA
   Place at = {};
-  unsigned next_slot = 0;  // of C, where a part of the tile is no whole number of rounds of them
+  unsigned first_slot = 0;  // of C, where a tile's parts are no whole number of rounds of them
 
   __device__ __forceinline__ void run() {
     split_k();
@@ -222,10 +225,9 @@ struct HopperGemm {
     const unsigned step = PINGPONG ? 2 * tile_step : tile_step;
     for (unsigned tile = first_tile + (PINGPONG ? group * tile_step : 0); tile < rows * columns; tile += step) {
       float acc[ROW_BLOCKS][BN / 2];
-      place(tile);
       // The barriers of the ring tell odd rounds from even ones and no more: a warpgroup waits at them in its turn alone.
       if constexpr (PINGPONG) ptx::bar_sync(TURN + group, 2 * GROUP);
-      multiply(acc, tile + tile_step < rows * columns);
+      multiply(acc, tile);
       if constexpr (SPLIT > 1)
         store_split(acc);
       else if constexpr (STAGED_C)
@@ -242,9 +244,10 @@ struct HopperGemm {
   }
 
   // acc = this warpgroup's rows of the tile. One K tile is multiplied while the one before it is made free.
-  __device__ __forceinline__ void multiply(float (&acc)[ROW_BLOCKS][BN / 2], bool another) {
+  __device__ __forceinline__ void multiply(float (&acc)[ROW_BLOCKS][BN / 2], unsigned tile) {
     constexpr int PENDING = STAGES > 1 ? 1 : 0;
     if constexpr (!PRODUCER) {
+      place(tile);
       if (warp == 0 && ptx::elect_sync())
 #pragma unroll
         for (unsigned t = 0; t < STAGES; ++t)
@@ -258,6 +261,17 @@ struct HopperGemm {
         for (int j = 0; j < BN / 2; ++j) acc[i][j] = 0;
     }
 
+    // Once apart, they stay apart: each leaves a tile, and begins the next one, as far behind as it came.
+    unsigned lets_go = 0;  // after so many K tiles the second warpgroup begins
+    if constexpr (STAGGERED) {
+      if (tile == first_tile) {
+        if (group == 1)
+          ptx::bar_sync(TURN, 2 * GROUP);
+        else
+          lets_go = min(BEHIND, k_tiles);
+      }
+    }
+
     unsigned before = 0;
 #pragma unroll 1
     for (unsigned t = 0; t < k_tiles; ++t) {
@@ -265,6 +279,9 @@ struct HopperGemm {
       ptx::wgmma_fence();
       issue(acc, at.stage, t > 0);
       ptx::wgmma_commit_group();
+      if constexpr (STAGGERED) {
+        if (t + 1 == lets_go) ptx::bar_arrive(TURN, 2 * GROUP);
+      }
       ptx::wgmma_wait_group<PENDING>();
       if constexpr (PRODUCER) {
         if (PENDING == 0 || t > 0) release(PENDING == 0 ? at.stage : before);
@@ -281,8 +298,9 @@ struct HopperGemm {
       at.advance();
     }
     if constexpr (PINGPONG) {
-      if (another) ptx::bar_arrive(TURN + (group ^ 1), 2 * GROUP);
+      if (tile + tile_step < rows * columns) ptx::bar_arrive(TURN + (group ^ 1), 2 * GROUP);
     }
+    if constexpr (PRODUCER) place(tile);  // of the store: while the last wgmma run
     ptx::wgmma_wait_group<0>();
     if constexpr (PRODUCER && PENDING > 0) release(before);
   }
@@ -337,31 +355,42 @@ struct HopperGemm {
   __device__ __forceinline__ bool issues_stores() const { return warp % GROUP_WARPS == 0 && ptx::elect_sync(); }
 
   // 64 x 64 at a time through slots of this warpgroup's own: stmatrix lays the fragments out as rows under the copy engine's
-  // swizzle, and the engine writes them while the next ones are laid out, and while the next tile is multiplied.
+  // swizzle, and the engine writes them while the next ones are laid out, and while the next tile is multiplied. With a slot for
+  // each part of a tile the warpgroup meets twice a tile, else twice for every `AT_ONCE` parts.
   __device__ __forceinline__ void store_staged(const float (&acc)[ROW_BLOCKS][BN / 2]) {
+    constexpr int PARTS = ROW_BLOCKS * COLUMN_CHUNKS, AT_ONCE = PARTS <= C_SLOTS ? PARTS : C_SLOTS > 2 ? 2 : 1;
+    static_assert(PARTS % AT_ONCE == 0, "parts are laid out in whole groups");
 #pragma unroll
-    for (int i = 0; i < ROW_BLOCKS; ++i)
+    for (int first = 0; first < PARTS; first += AT_ONCE) {
+      if (issues_stores()) ptx::cp_async_bulk_wait_group_read<C_SLOTS - AT_ONCE>();  // the last stores of these slots have left
+      ptx::bar_sync(STORE + group, GROUP);
 #pragma unroll
-      for (int chunk = 0; chunk < COLUMN_CHUNKS; ++chunk) {
-        const unsigned turn = ROW_BLOCKS * COLUMN_CHUNKS % C_SLOTS == 0 ? (i * COLUMN_CHUNKS + chunk) % C_SLOTS : next_slot;
-        const unsigned slot = ptx::shared_address(shared.c[group][turn]);
-        const unsigned row = slot + warp % GROUP_WARPS * 16 * 128;
-        if (issues_stores()) ptx::cp_async_bulk_wait_group_read<C_SLOTS - 1>();  // the slot's last store has left it
-        ptx::bar_sync(STORE + group, GROUP);
+      for (int part = first; part < first + AT_ONCE; ++part) {
+        const unsigned row = slot_of(part, PARTS) + warp % GROUP_WARPS * 16 * 128;
 #pragma unroll
         for (int j = 0; j < 8; j += 2) {
-          const float* d = &acc[i][32 * chunk + 4 * j];
+          const float* d = &acc[part / COLUMN_CHUNKS][32 * (part % COLUMN_CHUNKS) + 4 * j];
           ptx::stmatrix_x4(row + chunk_offset<128, true>(lane % 16, j + lane / 16),
                            {pack_bf16x2(d[0], d[1]), pack_bf16x2(d[2], d[3]), pack_bf16x2(d[4], d[5]), pack_bf16x2(d[6], d[7])});
         }
-        ptx::fence_proxy_async_shared();
-        ptx::bar_sync(STORE + group, GROUP);
-        if (issues_stores()) {
-          ptx::cp_async_bulk_tensor_2d_store(&c_map, n0 + 64 * chunk, m0 + first_row() + 64 * i, slot);
+      }
+      ptx::fence_proxy_async_shared();
+      ptx::bar_sync(STORE + group, GROUP);
+      if (issues_stores()) {
+#pragma unroll
+        for (int part = first; part < first + AT_ONCE; ++part) {
+          ptx::cp_async_bulk_tensor_2d_store(&c_map, n0 + 64 * (part % COLUMN_CHUNKS), m0 + first_row() + 64 * (part / COLUMN_CHUNKS),
+                                             slot_of(part, PARTS));
           ptx::cp_async_bulk_commit_group();
         }
-        next_slot = turn + 1 == C_SLOTS ? 0 : turn + 1;
       }
+    }
+    first_slot = (first_slot + PARTS) % C_SLOTS;
+  }
+
+  // Parts take the slots in turn, from one tile to the next.
+  __device__ __forceinline__ unsigned slot_of(int part, int parts) const {
+    return ptx::shared_address(shared.c[group][parts % C_SLOTS == 0 ? part % C_SLOTS : (first_slot + part) % C_SLOTS]);
   }
 
   // The CTAs of the cluster have a share of K each. Their sums meet in shared memory: each adds up some rows, over the CTAs in
@@ -381,10 +410,11 @@ struct HopperGemm {
       }
     exchange();
 
-    constexpr unsigned SHARE = BM / SPLIT, QUADS = BN / 4;
+    constexpr unsigned QUADS = BN / 4;
+    const unsigned first = rank * BM / SPLIT, last = (rank + 1) * BM / SPLIT;
 #pragma unroll 1
-    for (unsigned item = threadIdx.x; item < SHARE * QUADS; item += MULTIPLIERS * GROUP) {
-      const unsigned row = rank * SHARE + item / QUADS, column = item % QUADS * 4;
+    for (unsigned item = threadIdx.x; item < (last - first) * QUADS; item += MULTIPLIERS * GROUP) {
+      const unsigned row = first + item / QUADS, column = item % QUADS * 4;
       float4 sum = {};
 #pragma unroll
       for (unsigned other = 0; other < SPLIT; ++other) {
