@@ -41,7 +41,9 @@ def chosen_variants(experiment: Experiment, base: str, where: list[list[str]], m
     first = experiment.variant(base)
     found = [first]
     for product in where:
-        asked = {name: [int(level) for level in levels.split(",")] for name, levels in (each.split("=") for each in product)}
+        asked = {
+            name: [int(level) for level in levels.split(",")] for name, levels in (each.split("=") for each in product)
+        }
         for levels in itertools.product(*asked.values()):
             try:
                 found.append(experiment.assign({**dict(first.levels), **dict(zip(asked, levels, strict=True))}))
@@ -108,7 +110,12 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--base", required=True, help="a rung or a variant")
     parser.add_argument(
-        "--where", nargs="+", action="append", default=[], metavar="FACTOR=LEVEL,...", help="a product; may be given again"
+        "--where",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="FACTOR=LEVEL,...",
+        help="a product; may be given again",
     )
     parser.add_argument("--also", nargs="*", default=[], metavar="VARIANT")
     parser.add_argument("--shapes", nargs="+", required=True, metavar="MxNxK")

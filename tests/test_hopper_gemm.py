@@ -37,12 +37,9 @@ BEYOND = [
     "hop_t128192_s4_pw1_ps1_cl11_c2_pp0_o1_k1_dl0_bl1",
     "hop_t64128_s6_pw1_ps0_cl11_c0_pp0_o0_k4_dl0_bl1",
     "hop_t128128_s1_pw1_ps1_cl21_c2_pp0_o1_k1_dl0_bl1",
-    "hop_t128256_s3_pw1_ps1_cl11_c4_pp2_o2_k1_dl1_bl1",
-    "hop_t128192_s4_pw1_ps1_cl21_c2_pp3_o1_k1_dl1_bl1",
+    "hop_t128256_s3_pw1_ps1_cl11_c4_pp0_o2_k1_dl1_bl1",
     "hop_t128192_s4_pw1_ps1_cl11_c4_pp1_o2_k1_dl1_bl1",
-    "hop_t128128_s4_pw1_ps0_cl11_c0_pp0_o0_k7_dl1_bl1",
     "hop_t64064_s5_pw1_ps0_cl11_c0_pp0_o0_k3_dl1_bl1",
-    "hop_t128128_s6_pw0_ps0_cl11_c0_pp0_o0_k6_dl0_bl1",
 ]
 """Levels that are on no ladder, among them every cluster and every tile, and one stage with a producer."""
 VARIANTS = list(dict.fromkeys([*RUNGS.values(), *map(HOPPER.variant, BEYOND)]))

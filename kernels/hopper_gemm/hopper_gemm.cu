@@ -2,8 +2,8 @@
 // row-major. Any M; N and K multiples of 8. What hangs over an edge of A, B or C is the copy engine's to fill with zeros and to
 // leave out.
 //
-// One tile of C is a CTA's work, `MULTIPLIERS` warpgroups of it multiply: together, each some rows of the tile (staggered: the
-// second one some K tiles behind, so that one multiplies while the other stores), or (ping-pong) each a whole tile, in turns.
+// One tile of C is a CTA's work, `MULTIPLIERS` warpgroups of it multiply: together, each some rows of the tile, or (ping-pong)
+// each a whole tile, in turns.
 #include "../cluster.cuh"
 #include "../copy_engine.cuh"
 #include "../mma.cuh"
@@ -14,9 +14,7 @@
 constexpr int BM = TILE_M, BN = TILE_N, BK = TILE_K;
 constexpr int MULTIPLIERS = WARPGROUPS, GROUP = 128, GROUP_WARPS = 4;
 constexpr int STAGES = VARIANT_STAGES;
-constexpr bool PRODUCER = VARIANT_PRODUCER, PERSISTENT = VARIANT_PERSISTENT;
-constexpr bool PINGPONG = VARIANT_PINGPONG == 1, STAGGERED = VARIANT_PINGPONG >= 2;
-constexpr unsigned BEHIND = VARIANT_PINGPONG == 3 ? VARIANT_STAGES - 1 : VARIANT_STAGES / 2;  // K tiles, where staggered
+constexpr bool PRODUCER = VARIANT_PRODUCER, PERSISTENT = VARIANT_PERSISTENT, PINGPONG = VARIANT_PINGPONG;
 constexpr bool STAGED_C = VARIANT_C_SLOTS > 0, DEPENDENT = VARIANT_DEPENDENT, K_BY_N = VARIANT_B_LAYOUT == 0;
 constexpr int C_SLOTS = STAGED_C ? VARIANT_C_SLOTS : 1;  // of 64 x 64 elements, for each warpgroup that multiplies
 constexpr unsigned CLUSTER_M = CLUSTER_TILES_M, CLUSTER_N = CLUSTER_TILES_N;  // tiles of a cluster
@@ -34,11 +32,11 @@ constexpr int PARTIAL_PITCH = BN + 8;  // floats: eight rows of a fragment then 
 
 static_assert(BK == 64, "a row of a K-major tile is the 128 bytes of one swizzled row");
 static_assert(ROWS % 64 == 0 && ROWS >= 64, "wgmma multiplies 64 rows at a time");
-static_assert(PINGPONG ? MULTIPLIERS == 2 : true, "two warpgroups take turns");
+static_assert(MULTIPLIERS <= 2, "the registers are shared out between a producer and two warpgroups");
+static_assert(!PINGPONG || MULTIPLIERS == 2, "two warpgroups take turns");
 static_assert(PRODUCER || (!PERSISTENT && !PINGPONG && !MULTICAST),
               "only a producer runs ahead: into the next tile, for the other warpgroup, and for the other CTA");
-static_assert(PERSISTENT || !(PINGPONG || STAGGERED), "warpgroups that take turns have more than one tile");
-static_assert(!STAGGERED || (MULTIPLIERS == 2 && STAGES > 1), "two warpgroups are apart by stages that both still hold");
+static_assert(PERSISTENT || !PINGPONG, "warpgroups that take turns have more than one tile");
 static_assert(SPLIT == 1 || (!MULTICAST && !PERSISTENT && !STAGED_C),
               "a split tile has the cluster to itself, and its sums go to C from where they were summed");
 static_assert(BM / CLUSTER_N % 8 == 0 && BN / CLUSTER_M % (K_BY_N ? 64 : 8) == 0,
@@ -122,7 +120,7 @@ struct HopperGemm {
       __syncwarp();
       if constexpr (SPLIT > 1) exchange();
     } else {
-      if constexpr (PRODUCER && MULTIPLIERS > 1) ptx::setmaxnreg_inc<MULTIPLIERS == 2 ? 240 : 160>();
+      if constexpr (PRODUCER && MULTIPLIERS > 1) ptx::setmaxnreg_inc<240>();
       multiply_and_store();
     }
     // The others may still read this CTA's sums.
@@ -261,17 +259,6 @@ struct HopperGemm {
         for (int j = 0; j < BN / 2; ++j) acc[i][j] = 0;
     }
 
-    // Once apart, they stay apart: each leaves a tile, and begins the next one, as far behind as it came.
-    unsigned lets_go = 0;  // after so many K tiles the second warpgroup begins
-    if constexpr (STAGGERED) {
-      if (tile == first_tile) {
-        if (group == 1)
-          ptx::bar_sync(TURN, 2 * GROUP);
-        else
-          lets_go = min(BEHIND, k_tiles);
-      }
-    }
-
     unsigned before = 0;
 #pragma unroll 1
     for (unsigned t = 0; t < k_tiles; ++t) {
@@ -279,9 +266,6 @@ struct HopperGemm {
       ptx::wgmma_fence();
       issue(acc, at.stage, t > 0);
       ptx::wgmma_commit_group();
-      if constexpr (STAGGERED) {
-        if (t + 1 == lets_go) ptx::bar_arrive(TURN, 2 * GROUP);
-      }
       ptx::wgmma_wait_group<PENDING>();
       if constexpr (PRODUCER) {
         if (PENDING == 0 || t > 0) release(PENDING == 0 ? at.stage : before);

@@ -215,7 +215,7 @@ rule make_tables:
     params:
         python=PYTHON,
         stale=stale_in,
-        code=module_hash("tables", "budget", "pages", *WORKLOADS),
+        code=module_hash("tables", "budget", "choose", "wgmma", "pages", *WORKLOADS),
     shell:
         "{params.python:q} -m rungs tables --results results/{wildcards.results_set:q}"
         " --experiment {wildcards.experiment:q} &> {log:q}"

@@ -249,8 +249,15 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     p = verb("export", _export, "write a wgmma variant as one .cu with its launcher, a header and an example")
-    p.add_argument("--variant", required=True, help="a variant's name or a rung (H10)")
+    p.add_argument("--variant", help="a variant's name or a rung (H10)")
+    p.add_argument("--shape", type=_shape, metavar="MxNxK", help="instead: the variant that `choose` takes for it")
     p.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder of the three files")
+
+    p = verb("choose", _choose, "which rung of hopper_gemm to use for a shape, and the cycles that its rule expects")
+    p.add_argument("shapes", nargs="+", type=_shape, metavar="MxNxK")
+    p.add_argument(
+        "--sms", type=int, choices=range(1, 1025), metavar="N", help="SMs of the GPU; by default an H200's 132"
+    )
 
     p = verb("doctor", _doctor, "what of this machine works, what does not, and how to mend it; nothing is changed")
     p.add_argument("--json", action="store_true", help="for a bug report or a program")
@@ -663,8 +670,16 @@ def _advise(a: argparse.Namespace) -> None:
 def _export(a: argparse.Namespace) -> None:
     from rungs import export
 
-    paths = export.run(a.variant, a.to)
+    if (a.variant is None) == (a.shape is None):
+        raise RungsError("Export is of a variant or for a shape: give --variant or --shape, and not both.")
+    paths = export.run(a.variant or export.variant_for(a.shape), a.to)
     print(f"Wrote {', '.join(map(str, paths))}. There: {export.compile_line(paths[0].stem)}")
+
+
+def _choose(a: argparse.Namespace) -> None:
+    from rungs import choose
+
+    print(choose.show(a.shapes, a.sms))
 
 
 def _doctor(a: argparse.Namespace) -> int:

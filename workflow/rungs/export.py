@@ -18,7 +18,16 @@ from rungs import build, provenance, schemas, wgmma
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT, whole
 from rungs.plan import BF16_BYTES, LARGEST_EXTENT, Plan, TensorMap, plan
-from rungs.variants import GEMM, WGMMA, Device, Experiment, Variant, load_device, readable_experiments
+from rungs.variants import (
+    GEMM,
+    WGMMA,
+    Device,
+    Experiment,
+    Variant,
+    load_device,
+    load_experiment,
+    readable_experiments,
+)
 
 ARCH = "sm_90a"
 MARKER = "// Exported by rungs"
@@ -60,6 +69,13 @@ def _check_ours(path: Path) -> None:
     raise RungsError(
         f"{path} is there and does not begin with {MARKER!r}, so it is not overwritten: name another folder."
     )
+
+
+def variant_for(shape: tuple[int, int, int]) -> str:
+    """Name of the variant that `choose` takes for M, N, K. Raises Refused where none computes the shape."""
+    from rungs import choose
+
+    return choose.chosen(load_experiment(choose.EXPERIMENT), shape, load_device(ARCH)).variant.name
 
 
 def files(experiment: Experiment, variant: Variant, recorded: Path | None = None) -> dict[str, str]:

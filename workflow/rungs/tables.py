@@ -92,7 +92,7 @@ def render_experiment(results: Path, experiment: str | Experiment, stale: Mappin
         from rungs import pages
 
         return pages.render(source)
-    from rungs import budget
+    from rungs import budget, choose
 
     parts = [f"# {source.experiment.name} on {source.facts.gpu}", source.experiment.question]
     for ladder in measured_ladders(source.experiment, source.data["shapes"]):
@@ -108,6 +108,8 @@ def render_experiment(results: Path, experiment: str | Experiment, stale: Mappin
         parts += [f"### Counters of ladder {ladder.name}", counter_tables(source, ladder)]
         if costs := cost_tables(source, ladder):
             parts += [f"### What reads cost on ladder {ladder.name}", costs]
+    if choice := choose.choice_table(source):
+        parts += ["## Which rung for which shape", choice]
     if bridge := budget.bridge_table(source):
         parts += [f"## From {source.experiment.bridge['experiment']} to here", bridge]  # type: ignore[index]
     parts += ["## Floor", floor_table(source), *clock_link(source, f"../figures/{source.experiment.name}")]
@@ -164,18 +166,20 @@ def readme_blocks(
     """Block name -> Markdown, for `apply_blocks`. Links are relative to the checkout.
 
     Per ladder `<experiment>:<kind>:<ladder>`, kind one of answer, ladder, steps, evidence, takes, ncu, cost, figures,
-    waterfall; `<experiment>:floor` and, where it has one, `<experiment>:bridge`.
+    waterfall; `<experiment>:floor` and, where it has one, `<experiment>:bridge` and `<experiment>:choice`.
     """
     source = read_source(results, experiment, stale)
     if source.experiment.workload != GEMM:
         from rungs import pages
 
         return pages.blocks(source)
-    from rungs import budget
+    from rungs import budget, choose
 
     name = source.experiment.name
     figures = figures_of(source)
     blocks = {f"{name}:floor": floor_table(source)}
+    if choice := choose.choice_table(source):
+        blocks[f"{name}:choice"] = choice
     if bridge := budget.bridge_table(source):
         blocks[f"{name}:bridge"] = bridge
     for ladder in measured_ladders(source.experiment, source.data["shapes"]):

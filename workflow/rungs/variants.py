@@ -178,6 +178,7 @@ class Experiment:
     quick: Mapping[str, Any]
     factorial: Mapping[str, Any] | None = None
     bridge: Mapping[str, str] | None = None
+    choice: Mapping[str, Any] | None = None
     architectures: tuple[str, ...] = ()
     workload: str = GEMM
     multiplies: str = "mma.sync"
@@ -437,6 +438,7 @@ def parse_experiment(raw: Mapping) -> Experiment:
         quick=raw["quick"],
         factorial=raw.get("factorial"),
         bridge=raw.get("bridge"),
+        choice=raw.get("choice"),
         architectures=tuple(raw.get("architectures", ())),
         workload=raw.get("workload", GEMM),
         multiplies=raw.get("multiplies", "mma.sync"),
@@ -453,6 +455,7 @@ def parse_experiment(raw: Mapping) -> Experiment:
         )
     _check_pattern(complete)
     _check_bridge(complete)
+    _check_choice(complete)
     if other:
         _check_takes_part(complete)
     for name in (complete.factorial or {}).get("profile_more", {}).get("variants", ()):
@@ -529,6 +532,16 @@ def _check_bridge(experiment: Experiment) -> None:
         raise RungsError(
             f"{where} comes from {other!r}, which is no experiment: choose one of {', '.join(experiment_names())}."
         )
+
+
+def _check_choice(experiment: Experiment) -> None:
+    """The rungs that the rule chooses from are rungs."""
+    rungs = [rung for ladder in experiment.ladders.values() for rung in ladder.rungs]
+    for rung in (experiment.choice or {"rungs": ()})["rungs"]:
+        if rung not in rungs:
+            raise RungsError(
+                f"Experiment {experiment.name}: choice names {rung!r}, which is none of its rungs: name one of {', '.join(rungs)}."
+            )
 
 
 def _check_pattern(experiment: Experiment) -> None:
