@@ -224,8 +224,9 @@ def test_the_sweep_has_the_points_of_luo_et_al():
 
 def test_the_grid_is_what_fits_at_once():
     assert [plan("WM2", point(ctas_per_sm=c, stages=1)).grid[0] for c in (1, 2, 4)] == [132, 264, 528]
-    # Clusters of four come to lie in partitions of 16 or 18 SMs.
-    assert [plan(rung).grid[0] for rung in ("WC1", "WC2", "WC4")] == [132, 132, 128]
+    # Where no GPU says how many it holds: clusters of four come to lie in partitions of 16 or 18 SMs.
+    assert [tma_wall.grid(RUNGS[rung], H200, BASE, None) for rung in ("WC1", "WC2", "WC4")] == [132, 132, 128]
+    assert [tma_wall.grid(RUNGS["WC4"], H200, point(ctas_per_sm=c), 124) for c in (1, 4)] == [124, 496]
     assert [plan(rung).cluster for rung in ("WC1", "WC2", "WC4")] == [(1, 1, 1), (2, 1, 1), (4, 1, 1)]
     # A CTA with fewer tiles than bring its ring round would measure how a ring fills.
     assert plan("WM2", point(payload_kib=1024, stages=2)).grid[0] == 128 // 4
