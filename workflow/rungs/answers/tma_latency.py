@@ -261,7 +261,8 @@ def plot_bytes(source: Source) -> Figure:
         axes.set_xscale("log", base=2)
         ticks = sorted({row["bytes"] for row in here})
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
-        axes.set(xlabel="bytes of a load", ylabel="cycles", title=label, ylim=(0, None))
+        top = max((row["cycles"] for row in here), default=1)
+        axes.set(xlabel="bytes of a load", ylabel="cycles", title=label, ylim=(0, 1.08 * top))
         axes.legend(fontsize=7, frameon=False)
     return figure
 
