@@ -155,6 +155,19 @@ def test_a_cluster_is_an_attribute_of_the_launch(monkeypatch):
         assert (found.x, found.y, found.z) == cluster
 
 
+def test_a_workloads_clusters_are_no_more_than_the_gpu_holds_at_once(monkeypatch):
+    """31 clusters of four on 132 SMs, as where a GPC has fourteen of them: a 32nd would wait until the others have ended."""
+    monkeypatch.setattr(Driver, "cuOccupancyMaxActiveClusters", lambda *_: (0, 31), raising=False)
+    fake = Driver(ctas=1)
+    monkeypatch.setattr(launcher, "driver", fake)
+    monkeypatch.setattr(launcher, "encode", lambda tensor_map, name: SimpleNamespace(getPtr=lambda: tensor_map.address))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    wall = load_experiment("tma_wall")
+    launcher.run("GPU-1", wall, wall.variant("WC4"), DEVICE, "wall.cubin", (8192, 1, 8, 16384, 1))
+    assert {config["gridDimX"] for config in fake.launched} == {124}
+    assert fake.copied[-1] == 4 * 124, "a sum for each CTA"
+
+
 def test_a_tensor_map_in_global_memory_lives_as_long_as_its_launch(monkeypatch):
     fake, start = prepared(monkeypatch, params=(plans.InGlobal(MAP), (7, 4)))
     assert fake.copied == [128] and fake.calls.count("cuMemAlloc") == 1

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -114,6 +117,36 @@ def test_what_is_recorded_is_traced_and_advised_from(finished, tmp_path):
     assert said.code == 0 and "NVIDIA H200" in said.text and "fma_iters 1" in said.text and "tile of 4 KiB" in said.text
     sources = advise.sources_of(checkout.repo / "results" / "recorded" / "h200", {})
     assert all(lines for lines in advise.advice(sources).values())
+
+
+def test_profiles_alone_join_the_recorded_sweeps_of_the_same_binaries(finished, tmp_path):
+    checkout = finished[0].copy(tmp_path / "run")
+    counted = Path("csv") / "profile" / "tma_latency"
+    alone = checkout.repo / "results" / "apart"
+    shutil.copytree(checkout.live / counted, alone / counted)
+    of = ("--experiment", "tma_latency")
+    early = checkout.rungs("record", "results/apart", *of)
+    assert early.code == 1 and no_traceback(early)
+    assert "is not of a binary that results/recorded/h200 holds: record the sweeps of tma_latency" in early.text
+    shutil.rmtree(checkout.live / counted)
+    assert checkout.rungs("record", "results/h200", *of).code == 0
+    target = checkout.repo / "results" / "recorded" / "h200"
+    before = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    assert not (target / counted).exists()
+    later = checkout.rungs("record", "results/apart", *of)
+    count = len(list((alone / counted).glob("*.csv")))
+    assert later.code == 0, later.text
+    assert later.text.startswith(f"Recorded {count} CSVs of Nsight Compute in results/recorded/h200, beside the sweeps")
+    assert {path: path.read_bytes() for path in before} == before
+    assert len(list((target / counted).glob("*.csv.gz"))) == len(list((target / counted).glob("*.json"))) == count
+
+    # Another build of a variant, and counters made with cold caches, are of no recorded sweep.
+    name = next(iter((alone / counted).glob("*.json")))
+    manifest = json.loads(name.read_text())
+    for change in ({"binary": manifest["binary"] | {"build_id": "0" * 16}}, {"l2": "cold"}):
+        name.write_text(json.dumps(manifest | change))
+        refused = checkout.rungs("record", "results/apart", *of)
+        assert refused.code == 1 and no_traceback(refused) and "is not of a binary that" in refused.text
 
 
 def test_without_a_set_there_is_nothing_to_advise_from(tmp_path):

@@ -247,3 +247,5 @@ def test_what_a_new_map_costs_the_host_stands_where_the_sweep_measured_it(tmp_pa
     text = answers.first_table(dataclasses.replace(source, results=tmp_path))
     assert "encoded anew for each launch takes 1.25 us, and 4.50 us where it is sent to global memory too." in text
     assert answers.host_costs(dataclasses.replace(source, results=tmp_path / "elsewhere")) == {}
+    costs = answers.host_costs(source)
+    assert 0 < costs["encode"] < costs["encode_and_send"], "the recorded set has them"

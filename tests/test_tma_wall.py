@@ -6,11 +6,13 @@ import functools
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from binaries import built, inspected, manifest_of
+from rungs.answers import tma_wall as answers
 from rungs.emulator.parser import EmulationError
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT
@@ -224,8 +226,9 @@ def test_the_sweep_has_the_points_of_luo_et_al():
 
 def test_the_grid_is_what_fits_at_once():
     assert [plan("WM2", point(ctas_per_sm=c, stages=1)).grid[0] for c in (1, 2, 4)] == [132, 264, 528]
-    # Clusters of four come to lie in partitions of 16 or 18 SMs.
-    assert [plan(rung).grid[0] for rung in ("WC1", "WC2", "WC4")] == [132, 132, 128]
+    # Where no GPU says how many it holds: clusters of four come to lie in partitions of 16 or 18 SMs.
+    assert [tma_wall.grid(RUNGS[rung], H200, BASE, None) for rung in ("WC1", "WC2", "WC4")] == [132, 132, 128]
+    assert [tma_wall.grid(RUNGS["WC4"], H200, point(ctas_per_sm=c), 124) for c in (1, 4)] == [124, 496]
     assert [plan(rung).cluster for rung in ("WC1", "WC2", "WC4")] == [(1, 1, 1), (2, 1, 1), (4, 1, 1)]
     # A CTA with fewer tiles than bring its ring round would measure how a ring fills.
     assert plan("WM2", point(payload_kib=1024, stages=2)).grid[0] == 128 // 4
@@ -381,6 +384,31 @@ def test_what_is_broken_is_caught(rung, pattern, replacement, count, said, tmp_p
         return
     wrong = any(not np.array_equal(outputs[name], value.astype(np.float32)) for name, value in wanted.items())
     assert wrong or result.findings
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cycles", "told"), [(1000, []), (2000, ["50 warps of WC4 were alive on average, of WC1 100"])]
+)
+def test_a_rung_whose_clusters_ran_one_after_the_other_is_named(cycles, told):
+    """100 warps for 1000 cycles each, which takes 1000 where all are there at once, and 2000 where half of them wait."""
+    rows = [
+        {"variant": RUNGS[rung].name, "payload_kib": payload, "want": want, "value": value}
+        for rung, elapsed in (("WC1", 1000), ("WC2", 1000), ("WC4", cycles))
+        for payload in (262144, 16384)
+        for want, value in (
+            ("instructions", 20000.0),
+            ("stall wait", 3.0),
+            ("stall selected", 2.0),
+            ("stall gmma", None),
+            ("SM cycles", elapsed if payload == 262144 else 1.0),
+        )
+    ]
+    notes = answers.waiting_notes(SimpleNamespace(experiment=WALL, rows=lambda kind: rows))
+    assert len(notes) == len(told) and all(part in note for part, note in zip(told, notes, strict=True))
+    assert answers.waiting_notes(SimpleNamespace(experiment=WALL, rows=lambda kind: [])) == []
 
 
 # ---- evidence --------------------------------------------------------------------------------------------------------

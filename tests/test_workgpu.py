@@ -136,7 +136,7 @@ def run(session, experiment, variant, fault, torch) -> None:
         torch.now += 10.0
         arm = session.arms[variant]
         inputs = {n: session._wide(arm, n) for n, o in arm.operands.items() if o.role == "input"}
-        of = (experiment, arm.variant, DEVICE, session.point, SMS)
+        of = (experiment, arm.variant, DEVICE, session.point, arm.sms)
         right = workloads.of(experiment).expected(*of, inputs)
         for name, operand in arm.operands.items():
             if operand.role == "output":
@@ -255,6 +255,32 @@ def test_equal_operands_of_two_arms_are_one_buffer_and_what_is_made_is_each_arms
     session.set_problem((1, 2), "integer", 1)
     one, other = session.arms.values()
     assert one.tensors["tile"] is not other.tensors["tile"]
+
+
+@pytest.mark.parametrize("ctas", [1, 2])
+def test_clusters_are_no_more_than_the_gpu_holds_at_once(opened, monkeypatch, ctas):
+    """Two clusters of four where ten SMs would have room for two and a half, and the driver finds one."""
+    session, _ = opened("tma_wall", ["WC4", "WC2", "WC1"])
+    session.sms, planned, found = 10, {}, []
+    prepare = launcher.prepare
+    monkeypatch.setattr(
+        launcher, "prepare", lambda f, p, v: planned.update({p.cluster[0]: p.grid[0]}) or prepare(f, p, v)
+    )
+    monkeypatch.setattr(launcher, "launch_config", lambda plan: found.append(plan) or plan)
+    driver = SimpleNamespace(
+        CUresult=launcher.driver.CUresult,
+        cuOccupancyMaxActiveClusters=lambda function, plan: (
+            launcher.driver.CUresult.CUDA_SUCCESS,
+            ctas * {2: 5, 4: 1}[plan.cluster[0]],
+        ),
+    )
+    monkeypatch.setattr(launcher, "driver", driver)
+    session.set_problem((1024, ctas, 2, 1024, 1), "integer", 1)
+    assert not session.refused and [plan.cluster[0] for plan in found] == [4, 2]
+    assert planned == {1: 10 * ctas, 2: 10 * ctas, 4: 4 * ctas}
+    assert [arm.sms for arm in session.arms.values()] == [4, 10, 10]
+    for name, arm in session.arms.items():
+        assert arm.tensors["sums"].shape == (arm.sms * ctas,) and session.outcome(name).equal
 
 
 def test_cold_caches_are_refused(opened):

@@ -291,10 +291,14 @@ class Session:
 
 @dataclass
 class WorkArm(Arm):
-    """`operands` are the arm's own of the current point, `tensors` where they lie; one launch, without rotation."""
+    """`operands` are the arm's own of the current point, `tensors` where they lie; one launch, without rotation.
+
+    `sms` are those that the launch counts on: where clusters cannot fill the GPU, what they can fill.
+    """
 
     operands: dict[str, workloads.Operand] = field(default_factory=dict)
     tensors: dict[str, Any] = field(default_factory=dict)
+    sms: int = 0
 
 
 class WorkSession(Session):
@@ -332,18 +336,17 @@ class WorkSession(Session):
             workload, of = workloads.of(arm.experiment), (arm.experiment, arm.variant, arm.device)
             try:
                 workload.check(*of, problem)
-                operands = workload.operands(*of, problem, self.sms)
-                tensors = {key: self._buffer(arm, key, operand) for key, operand in operands.items()}
-                addresses = {key: tensor.data_ptr() for key, tensor in tensors.items()}
-                launched = workload.plan(*of, problem, addresses, self.sms)
+                launched = self._planned(arm, problem, self.sms)
                 x, y, z = launched.block
                 pinned = workload.ctas_per_sm(*of, problem)
                 launcher.allow_shared_memory(arm.function, *of, launched.smem_bytes, x * y * z, pinned)
+                few = launcher.sms_at_once(arm.function, launched, self.sms, arm.variant.name, pinned or 1)
+                if few != self.sms:
+                    launched = self._planned(arm, problem, few)
                 launch = launcher.prepare(arm.function, launched, arm.variant.name)
             except Refused as refusal:
-                self.refused[name] = str(refusal)
+                self.refused[name], arm.operands, arm.tensors = str(refusal), {}, {}
                 continue
-            arm.operands, arm.tensors = operands, tensors
             maps = [getattr(each, "tensor_map", each) for each in launched.params]
             self.mapped = next((each for each in maps if isinstance(each, plans.TensorMap)), self.mapped)
             arm.launches = [functools.partial(self._on_stream, launch)]
@@ -354,6 +357,13 @@ class WorkSession(Session):
         self.copied = self.torch.empty_like(self.source)
         self.torch.cuda.synchronize()
         return 0
+
+    def _planned(self, arm: WorkArm, problem: tuple[int, ...], sms: int) -> plans.Plan:
+        """The launch at the point on so many SMs; the arm gets its operands and tensors."""
+        workload, of = workloads.of(arm.experiment), (arm.experiment, arm.variant, arm.device, problem)
+        arm.sms, arm.operands = sms, workload.operands(*of, sms)
+        arm.tensors = {key: self._buffer(arm, key, operand) for key, operand in arm.operands.items()}
+        return workload.plan(*of, {key: tensor.data_ptr() for key, tensor in arm.tensors.items()}, sms)
 
     def _on_stream(self, launch: Callable[[int], None]) -> None:
         launch(self.stream.cuda_stream)
@@ -421,7 +431,7 @@ class WorkSession(Session):
     def _compared(self, arm: WorkArm, results: Mapping[str, Any], bits: str) -> Outcome:
         torch = self.torch
         inputs = {n: self._wide(arm, n) for n, operand in arm.operands.items() if operand.role == "input"}
-        of = (arm.experiment, arm.variant, arm.device, self.point, self.sms, inputs)
+        of = (arm.experiment, arm.variant, arm.device, self.point, arm.sms, inputs)
         expected = workloads.of(arm.experiment).expected(*of)
         unwritten, equal, error = 0, True, 0.0
         for name, result in results.items():

@@ -136,14 +136,14 @@ def launch_config(plan: plans.Plan) -> Any:
     return config
 
 
-def sms_at_once(function: Any, plan: plans.Plan, sms: int, name: str) -> int:
+def sms_at_once(function: Any, plan: plans.Plan, sms: int, name: str, ctas_per_sm: int = 1) -> int:
     """How many of the GPU's SMs clusters of this launch can hold at once: not all, where an SM of a GPC is left over."""
     cluster = math.prod(plan.cluster)
     if cluster == 1:
         return sms
     config = launch_config(plan)
     clusters = int(check(driver.cuOccupancyMaxActiveClusters(function, config), f"Counting the clusters of {name}"))
-    return min(sms, clusters * cluster)
+    return min(sms, clusters * cluster // ctas_per_sm)
 
 
 def plan_on(
@@ -158,7 +158,7 @@ def plan_on(
     """The launch at a point on a GPU of so many SMs: a grid of one CTA for each has no cluster more than can run at once."""
     of = (experiment, variant, device, point, addresses)
     plan = plans.launch_of(*of, sms)
-    if experiment.workload != GEMM:  # what a workload moves and its right results depend on the number it was given
+    if experiment.workload != GEMM:  # `sms` is what clusters can hold already: its operands depend on it too
         return plan
     at_once = sms_at_once(function, plan, sms, variant.name)
     return plan if at_once == sms else plans.launch_of(*of, at_once)
@@ -338,6 +338,10 @@ def run(
     else:
         pinned = workloads.of(experiment).ctas_per_sm(*of)
     allow_shared_memory(function, experiment, variant, device, plan.smem_bytes, x * y * z, pinned, instrumented)
+    if experiment.workload != GEMM and (few := sms_at_once(function, plan, sms, variant.name, pinned or 1)) != sms:
+        sms = few
+        values = operands(*of, sms, whole=compare)
+        addresses = {name: _on_gpu(array) for name, array in values.items()}
     launch = prepare(function, plan_on(function, *of, addresses, sms), variant.name)
     for _ in range(launches):
         if compare:  # poisoned again

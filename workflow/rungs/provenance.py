@@ -37,6 +37,8 @@ RECORDABLE = {"sanitize": ("ok", "found", "not on this chip")}
 MEASURED = ("ok", "flagged", "not on this chip")
 COLD = "-cold"
 """End of the name of a set that was measured with cold caches."""
+ADDED = {"profile": "Nsight Compute", "sanitize": "Compute Sanitizer"}
+"""Kinds that say nothing of time and may be added to the recorded sweeps of the same binaries -> what made them."""
 
 
 # ---- staleness -------------------------------------------------------------------------------------------------------
@@ -221,8 +223,8 @@ def print_status() -> None:
 def record(results: Path, experiment_name: str, gaps: bool = False) -> None:
     """Copy a live set's CSVs, manifests and build manifests to results/recorded/<device>, after verifying each.
 
-    A set measured with cold caches goes to results/recorded/<device>-cold. One that holds nothing but what Compute Sanitizer said
-    is added to the recorded set of the same binaries.
+    A set measured with cold caches goes to results/recorded/<device>-cold. One that holds no sweep, only counters of Nsight Compute
+    or what Compute Sanitizer said, is added to the recorded set of the same binaries.
 
     With `gaps` points without a number (refused, implausible, ...) are published as what they are, but for wrong results. Raises
     RungsError, and copies nothing, where a CSV is not the one of its manifest, a result failed or is stale, or the set is a quick
@@ -237,8 +239,8 @@ def record(results: Path, experiment_name: str, gaps: bool = False) -> None:
         raise RungsError(f"{results} is recorded already: name a live set, for example results/h200.")
     csvs = [path for kind in KINDS for path in sorted((results / "csv" / kind / experiment.name).glob("*.csv"))]
     sweeps = [path for path in csvs if path.parts[-3] == "sweep"]
-    if not sweeps and csvs and all(path.parts[-3] == "sanitize" for path in csvs):
-        _add_sanitized(results, experiment_name, csvs)
+    if not sweeps and csvs and all(path.parts[-3] in ADDED for path in csvs):
+        _add(results, experiment_name, csvs, gaps)
         return
     if not sweeps:
         raise RungsError(
@@ -257,7 +259,7 @@ def record(results: Path, experiment_name: str, gaps: bool = False) -> None:
         raise RungsError(f"{results} mixes GPUs ({', '.join(sorted(slugs | archs))}): a recorded set has one.")
     if len(policies) != 1:
         raise RungsError(f"{results} mixes hot and cold caches: delete the results of one policy before you record.")
-    arch, target = archs.pop(), RECORDED / f"{slugs.pop()}{'-cold' if policies == {'cold'} else ''}"
+    arch, target = archs.pop(), RECORDED / f"{slugs.pop()}{COLD if policies == {'cold'} else ''}"
     variants = [path.stem for path in sweeps]
     inspected = [results / "csv" / "inspect" / arch / f"{variant}.csv" for variant in variants]
     files = [*csvs, *inspected, *(manifest_of(path) for path in csvs)]
@@ -290,28 +292,30 @@ def _schema_of(experiment: Experiment, kind: str) -> str:
     return experiment.kind(kind) if kind in ("profile", "sanitize") else aggregate.timed_kind(experiment)
 
 
-def _add_sanitized(results: Path, experiment_name: str, csvs: list[Path]) -> None:
-    """Put what Compute Sanitizer said beside the recorded sweeps of the same binaries.
+def _add(results: Path, experiment_name: str, csvs: list[Path], gaps: bool) -> None:
+    """Put counters, or what Compute Sanitizer said, beside the recorded sweeps of the same binaries.
 
     Raises RungsError, and copies nothing, where a binary is not the recorded one.
     """
-    manifests = [_publishable(path) for path in csvs]
-    slugs = {manifest["gpu"]["slug"] for manifest in manifests}
-    target = RECORDED / min(slugs)
+    manifests = [_publishable(path, gaps) for path in csvs]
+    targets = {RECORDED / f"{m['gpu']['slug']}{COLD if m.get('l2') == 'cold' else ''}" for m in manifests}
+    target = min(targets)
     for variant, reason in stale(results, [experiment_name]).items():
-        raise RungsError(
-            f"{variant} in {results} is stale ({reason}): run `snakemake sanitized` again before you record."
-        )
+        raise RungsError(f"{variant} in {results} is stale ({reason}): make its CSV again before you record.")
     for path, manifest in zip(csvs, manifests, strict=True):
         name = manifest["variant"]
         built = target / "build" / manifest["arch"] / name / f"{name}.json"
         made = schemas.read_manifest(built) if built.is_file() else {}
-        if len(slugs) != 1 or made.get("build_id") != manifest["binary"].get("build_id"):
+        if len(targets) != 1 or made.get("build_id") != manifest["binary"].get("build_id"):
             raise RungsError(
                 f"{path} is not of a binary that {target} holds: record the sweeps of {experiment_name} with it."
             )
     _copy([*csvs, *(manifest_of(path) for path in csvs)], results, target)
-    print(f"Recorded {len(csvs)} CSVs of Compute Sanitizer in {target}: run `snakemake tables` to write their page.")
+    what = " and ".join(text for kind, text in ADDED.items() if any(path.parts[-3] == kind for path in csvs))
+    print(
+        f"Recorded {len(csvs)} CSVs of {what} in {target}, beside the sweeps of the same binaries: run `snakemake report` to draw"
+        " their pages."
+    )
 
 
 def _publishable(path: Path, gaps: bool = False) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -275,7 +276,9 @@ def plot_wavefronts(source: Source) -> Figure:
     for index, (label, wanted) in enumerate(groups.items()):
         points = sorted((cost.wavefronts, cost.cycles) for cost in here if wanted(cost))
         if points:
-            axes.plot(*zip(*points, strict=True), linestyle="", label=label, **{**curves.style(index), "linewidth": 0})
+            ring = {"markerfacecolor": "none", "markersize": 9} if index else {}  # they lie on each other
+            look: dict[str, Any] = {**curves.style(index), "linewidth": 0, "linestyle": "", **ring}
+            axes.plot(*zip(*points, strict=True), label=label, **look)
     ends = [1, max((cost.wavefronts for cost in here), default=1)]
     axes.plot(ends, ends, color="#222222", linewidth=0.8, linestyle="--", label="one wavefront a cycle")
     axes.set_xscale("log", base=2)

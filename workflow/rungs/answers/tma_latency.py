@@ -249,20 +249,20 @@ def plot_bytes(source: Source) -> Figure:
             for row in here
             if row["footprint_kib"] == 8192 and source.experiment.variant(row["variant"]).level("issue") == 0
         ]
-        index = 0
-        for name in dict.fromkeys(row["variant"] for row in here):
+        for index, name in enumerate(dict.fromkeys(row["variant"] for row in here)):
             for cold in (0, 1):
                 line = sorted(
                     (row["bytes"], row["cycles"]) for row in here if (row["variant"], row["cold"]) == (name, cold)
                 )
                 if line:
                     text = f"{title(source, name, 'load')}, {'DRAM' if cold else 'L2'}"
-                    axes.plot(*zip(*line, strict=True), label=text, **curves.style(index))
-                    index += 1
+                    look = {"linestyle": "--", "markerfacecolor": "none", "markersize": 8} if cold else {}
+                    axes.plot(*zip(*line, strict=True), label=text, **{**curves.style(index), **look})
         axes.set_xscale("log", base=2)
         ticks = sorted({row["bytes"] for row in here})
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
-        axes.set(xlabel="bytes of a load", ylabel="cycles", title=label, ylim=(0, None))
+        top = max((row["cycles"] for row in here), default=1)
+        axes.set(xlabel="bytes of a load", ylabel="cycles", title=label, ylim=(0, 1.08 * top))
         axes.legend(fontsize=7, frameon=False)
     return figure
 

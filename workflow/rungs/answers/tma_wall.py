@@ -16,6 +16,8 @@ DRAM, L2 = 262144, 16384
 FORMS = {"1D": "WM0", "2D": "WM2"}
 """Kind of map -> the rung that the curves are of."""
 H800_SMS = 114
+FEW = 0.75
+"""Share of the warps alive without clusters under which not all clusters can have run at once."""
 GIB = 1 << 30
 
 
@@ -207,7 +209,35 @@ def form_table(source: Source) -> str:
         sentence = "No step here is faster or slower."
     names = {variant.name for ladder in source.experiment.ladders.values() for variant in ladder.rungs.values()}
     used = [row for row in source.rows("points") if row["variant"] in names]
-    return tables.table(source, head, headers, rows, sentence, used, names)
+    return tables.table(source, head, headers, rows, sentence, used, names, waiting_notes(source))
+
+
+def waiting_notes(source: Source) -> list[str]:
+    """A sentence for each rung of which, by its counters, far fewer warps were alive at once than of the rung without clusters."""
+    alive = warps_alive(source)
+    name = {rung: source.experiment.variant(rung).name for rung in ("WC1", "WC2", "WC4")}
+    base = alive.get(name["WC1"])
+    return [
+        f"By the counters {alive[name[rung]]:.0f} warps of {rung} were alive on average, of WC1 {base:.0f}: not all of its clusters fitted"
+        " on the GPU at once, so some ran after the others, and its steps show that too."
+        for rung in ("WC2", "WC4")
+        if base and alive.get(name[rung], base) < FEW * base
+    ]
+
+
+def warps_alive(source: Source) -> dict[str, float]:
+    """Variant -> warps alive on average over its profiled launch from memory: instructions x cycles of a warp for each / cycles."""
+    found: dict[str, dict[str, float]] = {}
+    for row in source.rows("counters"):
+        if row["payload_kib"] == DRAM and row["value"] is not None:
+            found.setdefault(row["variant"], {})[row["want"]] = row["value"]
+    return {
+        variant: counted["instructions"]
+        * sum(value for want, value in counted.items() if want.startswith("stall "))
+        / counted["SM cycles"]
+        for variant, counted in found.items()
+        if {"instructions", "SM cycles"} <= set(counted)
+    }
 
 
 def _mark(source: Source, row: Row) -> str:

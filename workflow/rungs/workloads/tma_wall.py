@@ -34,7 +34,7 @@ LARGEST = 1 << 32
 RINGS = (1, 2, 4, 8)
 """Slots that a ring may have: the number of groups that a store leaves under way is part of the instruction."""
 GPC_SMS = 16
-"""SMs of a GPU's partition that clusters of four can count on: of 18, two are left over."""
+"""SMs of a GPU's partition that clusters of four can count on, where no GPU says how many it holds at once: of 18, two are left over."""
 
 
 def check(experiment: Experiment, variant: Variant, device: Device, point: Point) -> None:
@@ -136,11 +136,14 @@ def plan(
 
 
 def grid(variant: Variant, device: Device, point: Point, sms: int | None) -> int:
-    """CTAs of a launch: what the SMs hold at once, but none with fewer tiles than bring its ring round."""
+    """CTAs of a launch: what the SMs hold at once, but none with fewer tiles than bring its ring round.
+
+    A CTA more than that would wait for all the others to end, and the launch would take twice as long.
+    """
     tile, ctas, stages, payload = _sizes(point)
     cluster = variant.level("multicast")
     most = sms or device.sms
-    if cluster > 2 and most >= GPC_SMS:
+    if cluster > 2 and sms is None:
         most = most // GPC_SMS * GPC_SMS
     clusters = min(most * ctas // cluster, payload // tile // (stages + 2))
     return max(1, clusters) * cluster
