@@ -40,6 +40,7 @@ BEYOND = [
     "hop_t128256_s3_pw1_ps1_cl11_c4_pp0_o2_k1_dl1_bl1",
     "hop_t128192_s4_pw1_ps1_cl11_c4_pp1_o2_k1_dl1_bl1",
     "hop_t64064_s5_pw1_ps0_cl11_c0_pp0_o0_k3_dl1_bl1",
+    "hop_t64128_s8_pw1_ps0_cl21_c0_pp0_o0_k3_dl1_bl1",
 ]
 """Levels that are on no ladder, among them every cluster and every tile, and one stage with a producer."""
 VARIANTS = list(dict.fromkeys([*RUNGS.values(), *map(HOPPER.variant, BEYOND)]))

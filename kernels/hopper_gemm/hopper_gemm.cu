@@ -19,8 +19,9 @@ constexpr bool STAGED_C = VARIANT_C_SLOTS > 0, DEPENDENT = VARIANT_DEPENDENT, K_
 constexpr int C_SLOTS = STAGED_C ? VARIANT_C_SLOTS : 1;  // of 64 x 64 elements, for each warpgroup that multiplies
 constexpr unsigned CLUSTER_M = CLUSTER_TILES_M, CLUSTER_N = CLUSTER_TILES_N;  // tiles of a cluster
 constexpr unsigned SPLIT = VARIANT_SPLIT_K;  // CTAs of a cluster that share the K of one tile
-constexpr unsigned CLUSTER = CLUSTER_M * CLUSTER_N * SPLIT;
-constexpr bool MULTICAST = CLUSTER_M * CLUSTER_N > 1;
+constexpr unsigned PLANE = CLUSTER_M * CLUSTER_N;  // CTAs of a cluster that have the same share of K
+constexpr unsigned CLUSTER = PLANE * SPLIT;
+constexpr bool MULTICAST = PLANE > 1;
 constexpr unsigned SHARERS = CLUSTER_M + CLUSTER_N - 1;  // CTAs of a cluster that load into this one, itself among them
 constexpr Order ORDER = Order(VARIANT_ORDER);
 
@@ -37,8 +38,7 @@ static_assert(!PINGPONG || MULTIPLIERS == 2, "two warpgroups take turns");
 static_assert(PRODUCER || (!PERSISTENT && !PINGPONG && !MULTICAST),
               "only a producer runs ahead: into the next tile, for the other warpgroup, and for the other CTA");
 static_assert(PERSISTENT || !PINGPONG, "warpgroups that take turns have more than one tile");
-static_assert(SPLIT == 1 || (!MULTICAST && !PERSISTENT && !STAGED_C),
-              "a split tile has the cluster to itself, and its sums go to C from where they were summed");
+static_assert(SPLIT == 1 || (!PERSISTENT && !STAGED_C), "a split tile's sums lie where its stages were, and go to C from there");
 static_assert(BM / CLUSTER_N % 8 == 0 && BN / CLUSTER_M % (K_BY_N ? 64 : 8) == 0,
               "each CTA of a cluster loads whole swizzle patterns");
 
@@ -81,7 +81,8 @@ struct HopperGemm {
   const unsigned lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   const unsigned group = warp / GROUP_WARPS;  // the last one loads, where there is a producer
   const unsigned rank = CLUSTER > 1 ? ptx::cluster_ctarank() : 0;
-  const unsigned rank_m = MULTICAST ? rank % CLUSTER_M : 0, rank_n = MULTICAST ? rank / CLUSTER_M : 0;
+  const unsigned rank_k = SPLIT > 1 ? rank / PLANE : 0, first_rank = rank_k * PLANE;  // of those with this share of K
+  const unsigned rank_m = MULTICAST ? rank % CLUSTER_M : 0, rank_n = MULTICAST ? rank % PLANE / CLUSTER_M : 0;
   const unsigned rows = (m + BM * CLUSTER_M - 1) / (BM * CLUSTER_M), columns = (n + BN * CLUSTER_N - 1) / (BN * CLUSTER_N);
   const unsigned first_tile = blockIdx.x / CLUSTER, tile_step = gridDim.x / CLUSTER;
   unsigned m0 = 0, n0 = 0;             // of the tile in C
@@ -140,7 +141,7 @@ struct HopperGemm {
       k_tiles = all;
     } else {
       const unsigned share = (all + SPLIT - 1) / SPLIT;
-      first_k = min(rank * share, all);
+      first_k = min(rank_k * share, all);
       k_tiles = min(share, all - first_k);
     }
   }
@@ -157,8 +158,8 @@ struct HopperGemm {
   // K tile t. CTAs beside each other share their rows of A, those below each other their columns of B: each loads a slice of it
   // into all that share it.
   __device__ __forceinline__ void load(unsigned stage, unsigned t) {
-    constexpr unsigned EVERY_M = (1 << CLUSTER_M) - 1, EVERY_N = ((1 << CLUSTER) - 1) / EVERY_M;  // a bit in CLUSTER_M
-    const ptx::u16 a_sharers = EVERY_N << rank_m, b_sharers = EVERY_M << rank_n * CLUSTER_M;
+    constexpr unsigned EVERY_M = (1 << CLUSTER_M) - 1, EVERY_N = ((1 << PLANE) - 1) / EVERY_M;  // a bit in CLUSTER_M
+    const ptx::u16 a_sharers = EVERY_N << (first_rank + rank_m), b_sharers = EVERY_M << (first_rank + rank_n * CLUSTER_M);
     constexpr unsigned A_ROWS = BM / CLUSTER_N, B_ROWS = BN / CLUSTER_M;  // of a slice
     const unsigned full = ptx::shared_address(&shared.full[stage]), kk = (first_k + t) * BK;
     const unsigned to_a = ptx::shared_address(shared.stage[stage].a), to_b = ptx::shared_address(shared.stage[stage].b);
@@ -309,7 +310,7 @@ struct HopperGemm {
     const unsigned empty = ptx::shared_address(&shared.empty[stage]);
     if constexpr (MULTICAST) {
       const unsigned below = rank_n * CLUSTER_M + lane, beside = (rank_n + 1 + lane - CLUSTER_M) % CLUSTER_N * CLUSTER_M + rank_m;
-      if (lane < SHARERS) ptx::mbarrier_arrive_cluster(ptx::mapa(empty, lane < CLUSTER_M ? below : beside), 1);
+      if (lane < SHARERS) ptx::mbarrier_arrive_cluster(ptx::mapa(empty, first_rank + (lane < CLUSTER_M ? below : beside)), 1);
     } else {
       if (lane == 0) ptx::mbarrier_arrive(empty, 1);
     }
@@ -394,18 +395,28 @@ struct HopperGemm {
       }
     exchange();
 
-    constexpr unsigned QUADS = BN / 4;
-    const unsigned first = rank * BM / SPLIT, last = (rank + 1) * BM / SPLIT;
-#pragma unroll 1
-    for (unsigned item = threadIdx.x; item < (last - first) * QUADS; item += MULTIPLIERS * GROUP) {
-      const unsigned row = first + item / QUADS, column = item % QUADS * 4;
+    // Each thread asks for all that it adds up before it waits for any of it: the way between SMs is long.
+    constexpr unsigned QUADS = BN / 4, THREADS = MULTIPLIERS * GROUP;
+    constexpr unsigned MOST = (BM + SPLIT - 1) / SPLIT * QUADS, ITEMS = (MOST + THREADS - 1) / THREADS;
+    const unsigned first = rank_k * BM / SPLIT, last = (rank_k + 1) * BM / SPLIT;
+    float4 parts[ITEMS][SPLIT];
+#pragma unroll
+    for (unsigned i = 0; i < ITEMS; ++i) {
+      const unsigned item = threadIdx.x + i * THREADS, row = first + item / QUADS, column = item % QUADS * 4;
+      if (row < last)
+#pragma unroll
+        for (unsigned other = 0; other < SPLIT; ++other)
+          parts[i][other] = ptx::ld_shared_cluster_v4(
+              ptx::mapa(partial + (row * PARTIAL_PITCH + column) * 4, other * PLANE + rank - first_rank));
+    }
+#pragma unroll
+    for (unsigned i = 0; i < ITEMS; ++i) {
+      const unsigned item = threadIdx.x + i * THREADS, row = first + item / QUADS, column = item % QUADS * 4;
       float4 sum = {};
 #pragma unroll
-      for (unsigned other = 0; other < SPLIT; ++other) {
-        const float4 v = ptx::ld_shared_cluster_v4(ptx::mapa(partial + (row * PARTIAL_PITCH + column) * 4, other));
-        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-      }
-      if (m0 + row < m && n0 + column < n)
+      for (unsigned other = 0; other < SPLIT; ++other)
+        sum.x += parts[i][other].x, sum.y += parts[i][other].y, sum.z += parts[i][other].z, sum.w += parts[i][other].w;
+      if (row < last && m0 + row < m && n0 + column < n)
         ptx::st_global_v2(c + (static_cast<unsigned long long>(m0 + row) * n + n0 + column) / 2, pack_bf16x2(sum.x, sum.y),
                           pack_bf16x2(sum.z, sum.w));
     }

@@ -1,0 +1,123 @@
+"""The rule that chooses a rung for a shape: its arithmetic, what it chooses, its verbs, and its page against what was measured."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from rungs import choose
+from rungs.cli import main
+from rungs.errors import Refused, RungsError
+from rungs.files import ROOT
+from rungs.variants import load_device, load_experiment, parse_experiment
+
+HOPPER = load_experiment("hopper_gemm")
+DEVICE = load_device("sm_90a")
+RULE = HOPPER.choice["rungs"]
+FILE = ROOT / "config" / "experiments" / "hopper_gemm.yaml"
+
+
+def estimate(rung: str, *shape: int, sms: int | None = None) -> choose.Estimate:
+    return choose.estimate(HOPPER, rung, shape, DEVICE, sms)
+
+
+def test_cycles_are_first_steps_and_more_of_each_further_wave():
+    found = estimate("H15", 4096, 4096, 4096)  # 1,024 tiles of 128 x 128 on 132 SMs
+    assert (found.waves, found.k_tiles, found.by_l2) == (8, 64, False)
+    assert found.cycles == RULE["H15"]["first"] + 8 * 64 * RULE["H15"]["step"] + 7 * RULE["H15"]["more"]
+
+
+def test_a_split_tile_takes_its_share_of_k_and_the_exchange():
+    found = estimate("K6", 512, 512, 8192)  # 16 tiles, 96 CTAs, 128 tiles of K over 6
+    assert (found.waves, found.k_tiles) == (1, 22)
+    assert found.cycles == RULE["K6"]["first"] + 22 * RULE["K6"]["step"] + RULE["K6"]["split"]
+
+
+def test_a_wave_holds_as_many_clusters_as_run_at_once():
+    at_once = HOPPER.choice["sms_in_clusters"][6] // 6  # fewer than 132 / 6: SMs of a GPC are left over
+    assert at_once < 132 // 6
+    assert estimate("K6", 128 * at_once, 128, 64).waves == 1
+    assert estimate("K6", 128 * (at_once + 1), 128, 64).waves == 2
+    assert estimate("K6", 512, 512, 64, sms=66).waves == 2, "11 clusters on a GPU of half the SMs"
+
+
+def test_rows_that_begin_inside_a_line_cost_l2_more_and_multicast_less():
+    """8000 x 8000 x 1000 on an H200: H15 at 64 % of cuBLAS, H13, whose CTAs share what L2 delivers, at 106 %."""
+    assert not estimate("H15", 8000, 8000, 1024).by_l2
+    assert estimate("H15", 8000, 8000, 1000).by_l2
+    assert choose.chosen(HOPPER, (8000, 8000, 1000), DEVICE).rung == "H13"
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile"),
+    [
+        ((512, 512, 256), 64064),
+        ((1024, 1024, 1024), 64128),
+        ((4096, 4096, 1024), 128128),
+        ((4096, 4096, 8192), 128256),
+        ((8192, 8192, 8192), 128192),
+    ],
+)
+def test_the_tile_grows_with_the_work(shape, tile):
+    assert choose.chosen(HOPPER, shape, DEVICE).variant.level("tile") == tile
+
+
+def test_every_rung_of_the_rule_is_chosen_somewhere():
+    """What no shape needs is no part of a small rule."""
+    sizes, depths = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192), (256, 1024, 4096, 8192, 16384)
+    taken = {choose.chosen(HOPPER, (m, n, k), DEVICE).rung for m in sizes for n in sizes for k in depths}
+    assert taken >= set(RULE) - {"D5"}, set(RULE) - taken
+
+
+def test_shapes_that_the_kernel_refuses_are_refused():
+    with pytest.raises(Refused, match=r"^N=12 is not a multiple of 8, .*: choose a multiple of 8\.$"):
+        choose.chosen(HOPPER, (64, 12, 64), DEVICE)
+
+
+def test_an_experiment_without_a_rule_says_so():
+    with pytest.raises(RungsError, match=r"^Experiment gemm has no rule that chooses a rung: choose hopper_gemm, or add"):
+        choose.estimates(load_experiment("gemm"), (512, 512, 512), DEVICE)
+
+
+def test_a_rule_names_rungs():
+    raw = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    raw["choice"]["rungs"]["H99"] = {"step": 1, "first": 1, "more": 1}
+    with pytest.raises(RungsError, match=r"^Experiment hopper_gemm: choice names 'H99', which is none of its rungs: name one of H0,"):
+        parse_experiment(raw)
+
+
+def test_the_verb_prints_the_rung_first_and_its_cycles(capsys):
+    assert main(["choose", "4096x4096x1024", "512x512x8192"]) == 0
+    printed = capsys.readouterr().out
+    first = re.search(r"M=4096, N=4096, K=1024: take (\w+)|4096\D+4096\D+1024\D*: take (\w+)", printed)
+    assert first and "H15" in first.groups()
+    cycles = [int(line.split("|")[-2]) for line in printed.split("\n\n")[1].splitlines()[2:]]
+    assert cycles == sorted(cycles) and len(cycles) == len(RULE)
+
+
+@pytest.mark.parametrize("shape", ["64x64", "0x64x64", "axbxc", "64x64x12"])
+def test_what_is_no_shape_is_one_sentence(capsys, shape):
+    with pytest.raises(SystemExit) if shape != "64x64x12" else _nothing():
+        assert main(["choose", shape]) != 0
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err and printed.err.strip() and not printed.out
+
+
+def _nothing():
+    import contextlib
+
+    return contextlib.nullcontext()
+
+
+def test_the_export_of_a_shape_is_that_of_the_chosen_rung(tmp_path, capsys):
+    assert main(["export", "--shape", "8192x8192x8192", "--to", str(tmp_path)]) == 0
+    assert (tmp_path / f"{HOPPER.variant('H13').name}.cu").is_file()
+
+
+def test_an_export_is_of_a_variant_or_for_a_shape(tmp_path, capsys):
+    for more in ([], ["--variant", "H10", "--shape", "64x64x64"]):
+        assert main(["export", "--to", str(tmp_path / "new"), *more]) != 0
+        assert capsys.readouterr().err.count("give --variant or --shape, and not both.") == 1
+    assert not (tmp_path / "new").exists()
