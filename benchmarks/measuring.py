@@ -1,7 +1,7 @@
 """What a second of a GPU buys: rungs' protocol, triton's do_bench and NVBench, with the same seconds on the same launches.
 
     python benchmarks/measuring.py run measuring.csv --seconds 200
-    python benchmarks/measuring.py summary measuring.csv --output summary.csv
+    python benchmarks/measuring.py summary measuring.csv --output summary.csv  # or a .csv.gz
 
 `run` compares a rung's binary with itself (A/A) and with another rung's (a step), again and again, each time by a method that
 has so many seconds of the GPU for the comparison, warm-up and host included. A row of the CSV is a comparison and a reading of
@@ -20,6 +20,7 @@ import importlib
 import itertools
 import json
 import math
+import os
 import queue
 import random
 import sys
@@ -45,6 +46,7 @@ from rungs.variants import load_device, load_experiment
 TWIN = "twin"
 """The arm that is the second rung's binary once more."""
 OURS, DO_BENCH, NVBENCH = METHODS = ("rungs", "do_bench", "nvbench")
+POLICIES = ("hot", "cold")
 KEY = ["method", "reading", "l2", "shape", "before", "after", "budget_s"]
 COLUMNS = [*KEY, "spent_s", "samples", "estimate_percent", "low_percent", "high_percent", "claims", "at_s"]
 """`estimate_percent`: gain in speed from `before` to `after`. `claims`: whether the interval excludes 0, empty where there is
@@ -504,14 +506,15 @@ def run_verb(a: argparse.Namespace) -> None:
         folder = Path(name)
         toolchain = build.find_toolchain(a.toolchain)
         session = gpu.open_session(experiment, board.uuid)
-        made = {}
+        made: dict[str, Path] = {}
+        ids: dict[str, str] = {}
         rungs = [rung for rung in dict.fromkeys(step) if rung != gpu.CONTROL]
         for binary in (build.STAMP, *(experiment.variant(rung).name for rung in rungs)):
             manifest = folder / binary / f"{binary}.json"
             built = build.build(binary, board.arch, manifest, toolchain)
             if built["status"] != "ok":
                 sys.exit(f"measuring: {binary}: {built['status']}: {built['reason']}")
-            made[binary] = manifest.with_suffix(".cubin")
+            made[binary], ids[binary] = manifest.with_suffix(".cubin"), built["build_id"]
         session.load_stamp(made[build.STAMP])
         for arm, rung in [*zip(rungs, rungs, strict=True), (TWIN, step[1])]:
             variant = experiment.variant(rung)
@@ -527,7 +530,8 @@ def run_verb(a: argparse.Namespace) -> None:
             "gpu": board.as_json(),
             "session": {key: str(value) for key, value in session.describe().items()},
             "versions": run.versions,
-            "options": {key: str(value) for key, value in vars(a).items() if key != "act"},
+            "builds": ids,
+            "options": {key: str(value) for key, value in vars(a).items() if key not in ("act", "output")},
             "measured_at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
         a.output.with_suffix(".json").write_text(json.dumps(described, indent=2) + "\n")
@@ -576,7 +580,8 @@ def cells(frame: pd.DataFrame) -> pd.DataFrame:
     """Per method, reading, policy, shape and budget what its A/A comparisons say.
 
     `resolution_percent` is the 95th percentile of the differences that are reported between a binary and itself, with its
-    standard error; `half_percent` the median half width of the intervals.
+    standard error, `middle_percent` their median; `mean_percent` the mean of them with their signs, which is what the one arm
+    has over the other every time, with its standard error; `half_percent` the median half width of the intervals.
     """
     found = []
     for key, rows in frame[frame["before"] == frame["after"]].groupby(KEY, sort=False):
@@ -593,6 +598,9 @@ def cells(frame: pd.DataFrame) -> pd.DataFrame:
                 "with_floor": of,
                 "resolution_percent": resolution,
                 "resolution_error": error,
+                "middle_percent": rows["estimate_percent"].abs().median(),
+                "mean_percent": rows["estimate_percent"].mean(),
+                "mean_error": rows["estimate_percent"].sem(),
                 "half_percent": ((rows["high_percent"] - rows["low_percent"]) / 2).median(),
             }
         )
@@ -654,6 +662,37 @@ def against_ours(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
+def at_recorded_floors(frame: pd.DataFrame, floors: Mapping[str, Path]) -> pd.DataFrame:
+    """Per policy, shape, method and reading: A/A comparisons that the pipeline would claim, with the floor of its recorded set.
+
+    `floors`: the recorded `steps.csv` of a policy, each of whose shapes has one floor.
+    """
+    found = []
+    own = frame[(frame["before"] == frame["after"]) & frame["low_percent"].notna()]
+    for (l2, shape, method, reading), rows in own.groupby(["l2", "shape", "method", "reading"]):
+        if l2 not in floors:
+            continue
+        steps = pd.read_csv(floors[l2])
+        at = steps[["m", "n", "k"]].astype(str).agg("x".join, axis=1) == shape
+        if not at.any():
+            continue
+        floor = float(steps.loc[at, "floor_percent"].max())
+        verdicts = [stats.verdict(*ends, floor) for ends in zip(rows["low_percent"], rows["high_percent"], strict=True)]
+        found.append(
+            {
+                "l2": l2,
+                "shape": shape,
+                "floor_percent": floor,
+                "method": method,
+                "reading": reading,
+                "comparisons": len(rows),
+                "claims": int(rows["claims"].sum()),
+                "claims_beyond_floor": sum(verdict in ("faster", "slower") for verdict in verdicts),
+            }
+        )
+    return pd.DataFrame(found)
+
+
 def in_all(table: pd.DataFrame) -> pd.DataFrame:
     """Per policy, method and reading: the claims of all its A/A comparisons."""
     sums = {name: (name, "sum") for name in ("comparisons", "claims", "claims_beyond_floor", "with_floor")}
@@ -691,7 +730,7 @@ def of_share(found: Any, count: int) -> str:
     return f"{100 * found / count:.1f} % ({low:.1f} to {high:.1f})"
 
 
-def print_summary(frame: pd.DataFrame, output: Path | None) -> None:
+def print_summary(frame: pd.DataFrame, output: Path | None, floors: Mapping[str, Path] | None = None) -> None:
     """The tables in Markdown; the second, which has every figure that the others are made of, into a CSV too."""
     table = cells(frame)
     if table.empty:
@@ -715,7 +754,8 @@ def print_summary(frame: pd.DataFrame, output: Path | None) -> None:
         ],
     )
     print("Resolution: the 95th percentile of the differences reported between a binary and itself.\n")
-    heads = ["L2", "M, N, K", "method", "reading", "seconds", "comparisons", "resolves, %", "interval, ±%"]
+    heads = ["L2", "M, N, K", "method", "reading", "seconds", "comparisons", "resolves, %", "half within, ±%"]
+    heads += ["interval, ±%", "mean, %"]
     ordered = table.sort_values(["l2", "shape", "method", "reading", "budget_s"], kind="stable")
     print_table(
         heads,
@@ -728,11 +768,39 @@ def print_summary(frame: pd.DataFrame, output: Path | None) -> None:
                 f"{row['spent_s']:.2f}",
                 str(row["comparisons"]),
                 f"{row['resolution_percent']:.3f} ±{row['resolution_error']:.3f}",
+                f"{row['middle_percent']:.3f}",
                 "none" if pd.isna(row["half_percent"]) else f"{row['half_percent']:.3f}",
+                f"{row['mean_percent']:+.3f} ±{row['mean_error']:.3f}",
             ]
             for row in ordered.to_dict("records")
         ],
     )
+    beyond = at_recorded_floors(frame, floors or {})
+    if not beyond.empty:
+        print("A binary against itself, as the pipeline judges: beyond the floor of its recorded set at that shape.\n")
+        print_table(
+            [
+                "L2",
+                "M, N, K",
+                "floor, %",
+                "method",
+                "reading",
+                "comparisons",
+                "claim by the interval",
+                "beyond the floor",
+            ],
+            [
+                [
+                    row["l2"],
+                    row["shape"],
+                    f"{row['floor_percent']:.2f}",
+                    row["method"],
+                    row["reading"],
+                    *(str(row[name]) for name in ("comparisons", "claims", "claims_beyond_floor")),
+                ]
+                for row in beyond.to_dict("records")
+            ],
+        )
     goal = against_ours(table)
     if not goal.empty:
         print(f"Seconds for the resolution of rungs with its fewest. The goal: {GOAL:g} times as many or more.\n")
@@ -787,6 +855,13 @@ def print_summary(frame: pd.DataFrame, output: Path | None) -> None:
         )
 
 
+def floors_of(text: str) -> tuple[str, Path]:
+    policy, _, path = text.partition("=")
+    if policy not in POLICIES or not Path(path).is_file():
+        raise argparse.ArgumentTypeError(f"{text} is not hot=FILE or cold=FILE with a recorded steps.csv")
+    return policy, Path(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
@@ -795,7 +870,7 @@ def main() -> None:
     measuring.add_argument("--seconds", type=float, default=200.0, help="in all, Python's start aside")
     measuring.add_argument("--budgets", nargs="+", type=float, default=[0.1, 0.3], help="seconds of a comparison")
     measuring.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    measuring.add_argument("--l2", nargs="+", choices=("hot", "cold"), default=["hot", "cold"])
+    measuring.add_argument("--l2", nargs="+", choices=POLICIES, default=list(POLICIES))
     measuring.add_argument(
         "--shapes", nargs="+", default=["512x512x512", "4096x4096x1024", "4096x4096x4096"], metavar="MxNxK"
     )
@@ -810,12 +885,21 @@ def main() -> None:
     summary = verbs.add_parser("summary", help="print the tables of a CSV")
     summary.add_argument("input", type=Path)
     summary.add_argument("--output", type=Path, help="a CSV for the figures of every method, shape and budget")
-    summary.set_defaults(act=lambda a: print_summary(read(a.input), a.output))
+    summary.add_argument(
+        "--floors", nargs="+", type=floors_of, default=[], metavar="POLICY=STEPS_CSV", help="of a recorded set"
+    )
+    summary.set_defaults(act=lambda a: print_summary(read(a.input), a.output, dict(a.floors)))
     a = parser.parse_args()
     try:
         a.act(a)
+        sys.stdout.flush()
     except RungsError as error:
         sys.exit(f"measuring: {error}")
+    except (
+        BrokenPipeError
+    ):  # `| head` has read enough: what is still to be written goes nowhere, for Python flushes at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 if __name__ == "__main__":

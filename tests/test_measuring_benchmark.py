@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -160,6 +161,104 @@ def test_the_summary_is_printed_from_a_csv_without_a_gpu(tmp_path, capsys, monke
     assert len(pd.read_csv(tmp_path / "s.csv")) == 5
 
 
+def test_a_reader_that_has_enough_ends_the_summary_quietly(tmp_path):
+    constructed().to_csv(tmp_path / "raw.csv.gz", index=False)
+    command = [sys.executable, str(SCRIPT), "summary", str(tmp_path / "raw.csv.gz")]
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as closed:
+        ran = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert (ran.returncode, ran.stderr) == (1, "")
+
+
+def test_claims_beyond_a_recorded_floor(tmp_path):
+    """The interval of 0.5 is beyond a floor of 0.2, those of 0.1 are not, and a shape that the set lacks has no row."""
+    (tmp_path / "steps.csv").write_text("m,n,k,floor_percent\n512,512,512,0.2\n")
+    frame = pd.DataFrame(rows("rungs", "paired median", 0.1, [0.1, -0.1, 0.5, -0.5], 0.05))
+    beyond = measuring.at_recorded_floors(
+        pd.concat([frame, frame.assign(shape="1x1x1")]), {"hot": tmp_path / "steps.csv"}
+    )
+    (row,) = beyond.to_dict("records")
+    assert (row["floor_percent"], row["comparisons"], row["claims"], row["claims_beyond_floor"]) == (0.2, 4, 4, 2)
+
+
+# ---- the run that is committed ---------------------------------------------------------------------------------------
+
+RAW = ROOT / "benchmarks" / "results" / "measuring_h200.csv.gz"
+SETS = {"hot": ROOT / "results" / "recorded" / "h200", "cold": ROOT / "results" / "recorded" / "h200-cold"}
+STEPS = {l2: path / "data" / "gemm" / "steps.csv" for l2, path in SETS.items()}
+
+
+@pytest.fixture(scope="module")
+def raw():
+    return measuring.read(RAW)
+
+
+def test_the_committed_tables_are_the_summary_of_the_committed_run(raw, capsys):
+    measuring.print_summary(raw, None, STEPS)
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    shown = page.split("<!-- measuring:h200 begin -->\n")[1].split("<!-- measuring:h200 end -->")[0]
+    assert shown.strip() == capsys.readouterr().out.strip()
+
+
+def test_the_readme_s_table_is_of_the_committed_run(raw):
+    table = measuring.cells(raw)
+    goal = measuring.against_ours(table)
+    lines = (ROOT / "README.md").read_text().splitlines()
+    for l2, shape in itertools.product(("hot", "cold"), ("512x512x512", "4096x4096x4096")):
+        here = table[(table["l2"] == l2) & (table["shape"] == shape)]
+        finest = here[here["budget_s"] == 0.1].groupby("method")["resolution_percent"].min()
+        met = (goal[(goal["l2"] == l2) & (goal["shape"] == shape)]["goal"] == "met").all()
+        figures = [f"{finest[method]:.2f} %" for method in measuring.METHODS]
+        assert f"| {' | '.join([l2, shape, *figures, 'met' if met else 'missed'])} |" in lines
+    beyond = measuring.at_recorded_floors(raw, STEPS).query("method == 'rungs'").set_index(["l2", "shape"])
+    assert tuple(beyond.loc[("hot", "512x512x512"), ["claims", "comparisons"]]) == (56, 77)
+    assert tuple(beyond[["claims", "comparisons", "claims_beyond_floor"]].sum()) == (7 + 56, 236 + 77, 0)
+
+
+def test_what_benchmarks_says_beside_its_tables(raw):
+    """The figures of its sentences that stand in no table."""
+    assert len(pd.read_csv(RAW)) == 2084
+    hot = raw[(raw["l2"] == "hot") & (raw["shape"] == "512x512x512")].sort_values("at_s")
+    own = hot[(hot["method"] == "rungs") & (hot["before"] == "B6")]["estimate_percent"]
+    assert ((own > 0).sum(), len(own), 1 + (np.sign(own).diff().iloc[1:] != 0).sum()) == (40, 77, 44)
+    assert (round(own.mean(), 3), round(own.sem(), 3)) == (-0.001, 0.031)
+    assert (round(own.std(), 2), round(own.abs().max(), 2)) == (0.27, 0.69)
+    other = hot[(hot["method"] == "do_bench") & (hot["reading"] == "median")]
+    assert (other[other["before"] == "B6"]["estimate_percent"].abs() > 1).sum() == 2
+
+    def ends(frame):
+        return tuple(frame["estimate_percent"].agg(["min", "max"]).round(1))
+
+    ours = raw[(raw["method"] == "rungs") & (raw["before"] == "B5")]
+    assert ends(ours[(ours["l2"] == "hot") & (ours["shape"] == "512x512x512")]) == (1.9, 3.6)
+    assert ends(ours[(ours["l2"] == "hot") & (ours["shape"] == "4096x4096x4096")]) == (2.5, 7.6)
+    assert ends(other[other["before"] == "B5"]) == (1.3, 3.8)
+    half = ((ours["high_percent"] - ours["low_percent"]) / 2).groupby([ours["l2"], ours["shape"]]).median()
+    assert (round(half.min(), 2), round(half.max(), 1)) == (0.07, 0.4)
+
+
+def test_a_fixed_cost_of_a_launch_makes_the_cold_step_that_the_tools_see(raw):
+    recorded = pd.read_csv(SETS["cold"] / "csv" / "sweep" / "gemm" / "abl_L2_R1_bl1_s3_sw1.csv.gz")
+    at = recorded[(recorded["m"] == 512) & (recorded["k"] == 512) & (recorded["status"] == "ok")]
+    us = at.groupby("arm")["time_us"].median()
+    before, after = us["abl_L2_R1_bl1_s2_sw1"], us["abl_L2_R1_bl1_s3_sw1"]
+    assert (round(before, 2), round(after, 2)) == (13.15, 10.17)
+    theirs = measuring.steps(raw[(raw["l2"] == "cold") & (raw["shape"] == "512x512x512") & (raw["method"] != "rungs")])
+    costs = [(before - (1 + gain / 100) * after) / (gain / 100) for gain in theirs["median_percent"]]
+    assert (round(min(costs), 1), round(max(costs), 1)) == (3.4, 4.0)
+
+
+def test_no_recorded_floor_job_claims_by_its_interval():
+    variant, found = "abl_L1_R1_bl1_s2_sw1", []
+    for job in (1, 2, 3):
+        samples = pd.read_csv(SETS["hot"] / "csv" / "floor" / "gemm" / f"{job}.csv.gz").query("status == 'ok'")
+        for _, here in samples.groupby(["m", "n", "k"]):
+            us = here.pivot(index="round", columns="arm", values="time_us")[[variant, "twin"]].dropna()
+            found.append(measuring.stats.median_interval(np.log(us[variant] / us["twin"]).tolist()))
+    assert len(found) == 30 and all(low <= 0 <= high for _, low, high in found)
+
+
 def test_another_csv_is_refused(tmp_path, monkeypatch):
     (tmp_path / "raw.csv").write_text("a,b\n1,2\n")
     monkeypatch.setattr(sys, "argv", ["measuring", "summary", str(tmp_path / "raw.csv")])
@@ -196,6 +295,7 @@ def test_a_run_on_the_stand_ins(tmp_path):
     assert (frame[frame["before"] == "B6"]["estimate_percent"].abs() < 0.5).all()
     described = json.loads((tmp_path / "out" / "raw.json").read_text())
     assert described["gpu"]["name"] == "NVIDIA H200" and described["versions"] == {}
+    assert len(described["builds"]) == 3 and "output" not in described["options"]
 
 
 class Torch:
