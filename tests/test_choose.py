@@ -77,14 +77,18 @@ def test_shapes_that_the_kernel_refuses_are_refused():
 
 
 def test_an_experiment_without_a_rule_says_so():
-    with pytest.raises(RungsError, match=r"^Experiment gemm has no rule that chooses a rung: choose hopper_gemm, or add"):
+    with pytest.raises(
+        RungsError, match=r"^Experiment gemm has no rule that chooses a rung: choose hopper_gemm, or add"
+    ):
         choose.estimates(load_experiment("gemm"), (512, 512, 512), DEVICE)
 
 
 def test_a_rule_names_rungs():
     raw = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     raw["choice"]["rungs"]["H99"] = {"step": 1, "first": 1, "more": 1}
-    with pytest.raises(RungsError, match=r"^Experiment hopper_gemm: choice names 'H99', which is none of its rungs: name one of H0,"):
+    with pytest.raises(
+        RungsError, match=r"^Experiment hopper_gemm: choice names 'H99', which is none of its rungs: name one of H0,"
+    ):
         parse_experiment(raw)
 
 

@@ -287,7 +287,7 @@ struct HopperGemm {
     }
     if constexpr (PRODUCER) place(tile);  // of the store: while the last wgmma run
     ptx::wgmma_wait_group<0>();
-    if constexpr (PRODUCER && PENDING > 0) release(before);
+    if (PRODUCER && PENDING > 0 && (SPLIT == 1 || !MULTICAST || k_tiles > 0)) release(before);  // a share may be empty
   }
 
   // The wgmma of one K tile: 16 of K at a time.
