@@ -9,7 +9,7 @@ from rungs import schemas
 from rungs.counts import SHARED, Cell, Shape, read_cells
 from rungs.files import sha256_json, write_text
 from rungs.tables import count_text, grid
-from rungs.variants import GEMM, Experiment, Ladder, levels_of, load_experiment
+from rungs.variants import GEMM, Experiment, Ladder, in_words, load_experiment
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "LDS": ("lds",),
@@ -125,7 +125,7 @@ def ladder_table(results: Path, experiment: Experiment, ladder: Ladder, cells: C
     """A row per rung: warp instructions of the launch by kind, and what they cost shared memory."""
     gemm, headers = experiment.workload == GEMM, HEADERS if experiment.workload == GEMM else PER_LAUNCH
     rows = [
-        [rung, ", ".join(levels_of(experiment, ladder, rung)), *row(cell)[: len(headers)]]
+        [rung, in_words(experiment, ladder, rung), *row(cell)[: len(headers)]]
         for rung, variant in ladder.rungs.items()
         if (cell := cells.get((variant.name, shape))) or gemm
     ]

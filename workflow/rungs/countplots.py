@@ -17,7 +17,7 @@ from rungs import plots
 from rungs.countpages import made_from, tile_sizes
 from rungs.counts import Cell, Shape, read_cells
 from rungs.errors import RungsError
-from rungs.variants import Ladder, levels_of, load_experiment
+from rungs.variants import Ladder, in_words, load_experiment
 
 ROWS: Mapping[str, tuple[Callable[[Cell], float], LogNorm]] = {
     "shared-memory wavefronts": (lambda cell: cell.wavefronts_per_tile, LogNorm(250, 6000)),
@@ -34,7 +34,7 @@ def draw(results: Path, experiment_name: str, name: str) -> None:
     ladder = experiment.ladders[name]
     cells = read_cells(results, experiment_name)
     title = f"{experiment_name}, ladder {name}: counts per K tile of a CTA, from the emulator"
-    labels = {rung: ", ".join(levels_of(experiment, ladder, rung)) for rung in ladder.rungs}
+    labels = {rung: in_words(experiment, ladder, rung) for rung in ladder.rungs}
     note = made_from(results, experiment, [variant.name for variant in ladder.rungs.values()])
     if sizes := tile_sizes(experiment, ladder):
         note = f"{sizes[0].upper()}{sizes[1:]}. {note}"

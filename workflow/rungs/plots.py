@@ -28,7 +28,7 @@ from rungs import effects
 from rungs.aggregate import Facts, facts_of, measured_ladders, mhz_range, read_data, rounds_range
 from rungs.errors import RungsError
 from rungs.files import whole
-from rungs.variants import GEMM, Experiment, Ladder, Step, levels_of, load_experiment
+from rungs.variants import GEMM, Experiment, Ladder, Step, in_words, levels_of, load_experiment
 
 SCALE_PERCENT = 100.0
 """Ends of the colour scale, the same in every figure, so that two devices can be compared by eye."""
@@ -541,7 +541,7 @@ def _rung_label(experiment: Experiment, ladder: Ladder, rung: str, stale: bool) 
         ends = [(step.source, step.target) for step in ladder.steps if rung in (step.source, step.target)]
         others = [a if b == rung else b for a, b in ends]
         other = next((name for name in others if name in path), others[0] if others else None)
-        what = changed(experiment, ladder, other, rung) if other else ", ".join(levels_of(experiment, ladder, rung))
+        what = changed(experiment, ladder, other, rung) if other else in_words(experiment, ladder, rung)
         lines = [
             *([f"as {other}, but"] if other else []),
             *textwrap.wrap(what, 14, max_lines=MOST_LINES, placeholder=" …"),

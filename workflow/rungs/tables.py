@@ -28,7 +28,7 @@ from rungs.aggregate import (
 )
 from rungs.errors import RungsError
 from rungs.files import ROOT, sha256_json, write_text
-from rungs.variants import GEMM, Experiment, Ladder, Step, levels_of, load_experiment
+from rungs.variants import GEMM, Experiment, Ladder, Step, in_words, load_experiment
 
 DAGGER = "†"
 Row = dict[str, Any]
@@ -737,7 +737,7 @@ def _moved(row: Row) -> str:
 
 
 def describe(source: Source, ladder: Ladder, rung: str) -> str:
-    return ", ".join(levels_of(source.experiment, ladder, rung))
+    return in_words(source.experiment, ladder, rung)
 
 
 def change(experiment: Experiment, step: Step) -> str:

@@ -751,6 +751,22 @@ def levels_of(experiment: Experiment, ladder: Ladder, rung: str) -> list[str]:
     return [experiment.factors[factor].levels[ladder.rungs[rung].level(factor)].title for factor in moved]
 
 
+FEW = 5
+"""Levels that are still read in one line."""
+
+
+def in_words(experiment: Experiment, ladder: Ladder, rung: str) -> str:
+    """What a rung is: its levels; where the ladder has many factors, the rung that it comes from and what it has instead."""
+    titles = levels_of(experiment, ladder, rung)
+    if len(titles) <= FEW:
+        return ", ".join(titles)
+    for step in ladder.steps:
+        if step.target == rung:
+            level = experiment.factors[step.factor].levels[step.target_variant.level(step.factor)]
+            return f"{step.source} with {level.title}"
+    return ", ".join(titles)
+
+
 def architectures() -> list[str]:
     names = [path.stem for path in (CONFIG / "devices").glob("*.yaml")]
     return sorted((name for name in names if re.fullmatch(r"sm_\d+a?", name)), key=lambda a: int(re.sub(r"\D", "", a)))
