@@ -175,7 +175,7 @@ def _draw_bars(axes: Axes, bars: Sequence[Bar], control: str, hatch: str | None 
         axes.text(x, 2, f"{bar.share:.1f} %", ha="center", va="bottom", fontsize=6.8)
     axes.axhline(100, color=INK, linewidth=0.9)
     axes.text(-0.5, 100.8, control, ha="left", va="bottom", fontsize=7)
-    labels = ["\n".join([bar.name, *textwrap.wrap(bar.what, 12)]) for bar in bars]
+    labels = ["\n".join([bar.name, *textwrap.wrap(bar.what, 12, max_lines=4, placeholder=" …")]) for bar in bars]
     axes.set_xticks(range(len(bars)), labels, fontsize=6.2)
 
 
