@@ -125,6 +125,12 @@ def test_any_pinned_number_holds(ctas):
     assert device.smem_per_sm_bytes // (-(-(dynamic + 1024) // 128) * 128) == ctas
 
 
+@pytest.mark.parametrize("name", LOADS)
+def test_a_kernel_may_ask_for_more_shared_memory_than_its_tiles(name):
+    variant, more = GEMM.variant(name), replace(GEMM, constants=GEMM.constants | {"SMEM_EXTRA_BYTES": 2048})
+    assert smem_need(more, variant) == smem_need(GEMM, variant) + 2048
+
+
 # ---- shapes ----
 
 

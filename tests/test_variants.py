@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -286,6 +287,16 @@ def test_a_device_without_a_pin_is_one_sentence():
     device = variants.load_device("sm_90a")
     with pytest.raises(RungsError, match=r"sm_90a\.yaml pins no CTAs per SM for other: add it under ctas_per_sm"):
         device.pinned("other")
+
+
+def test_an_experiment_pins_its_ctas_itself_where_the_device_names_none(monkeypatch):
+    """Another experiment's file then changes no device's, whose limits are params of every measurement."""
+    own = replace(EXPERIMENT, name="own", ctas_per_sm=3)
+    monkeypatch.setattr(variants, "experiment_names", lambda: ["own"])
+    monkeypatch.setattr(variants, "load_experiment", {"own": own}.__getitem__)
+    device = variants.load_device("sm_90a")
+    assert own.macros(own.variant("B1"), device)["CTAS_PER_SM"] == 3
+    assert replace(device, ctas_per_sm={"own": 1}).pinned("own") == 1
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,8 @@ def allow_shared_memory(
     if experiment.workload == GEMM and found != pinned:
         raise RungsError(
             f"{variant.name} gets {found} CTAs per SM on this GPU where {experiment.name} pins {pinned}: occupancy would be"
-            f" a second factor, so correct ctas_per_sm in config/devices/{device.arch}.yaml."
+            f" a second factor, so correct its ctas_per_sm, in config/devices/{device.arch}.yaml or in the"
+            " experiment's own file."
         )
 
 

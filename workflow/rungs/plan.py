@@ -201,7 +201,9 @@ def check_problem(experiment: Experiment, variant: Variant, problem: tuple[int, 
 
 
 def smem_need(experiment: Experiment, variant: Variant) -> int:
-    """Bytes of shared memory that the variant's image takes: its stages, for TMA an 8-byte mbarrier or two for each, and its part for C."""
+    """Bytes of shared memory that the variant's image takes: its stages, for TMA an 8-byte mbarrier or two for each, its part for
+    C, and the SMEM_EXTRA_BYTES that its levels or the constants name.
+    """
     values = experiment.values(variant)
     if experiment.multiplies == WGMMA:
         from rungs import wgmma
@@ -211,7 +213,7 @@ def smem_need(experiment: Experiment, variant: Variant) -> int:
     barriers = 1 + values.get("VARIANT_PRODUCER_WARP", 0) if values["VARIANT_LOAD"] == TMA else 0
     # C passes through sixteen rows of each warp's own, before the barriers.
     staged_c = values.get("VARIANT_STAGED_C", 0) * 16 * values["WARP_ROWS"] * values["TILE_N"] * BF16_BYTES
-    return values["VARIANT_STAGES"] * (tile + 8 * barriers) + staged_c
+    return values["VARIANT_STAGES"] * (tile + 8 * barriers) + staged_c + values.get("SMEM_EXTRA_BYTES", 0)
 
 
 def smem_bytes(experiment: Experiment, variant: Variant, device: Device) -> int:

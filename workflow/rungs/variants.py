@@ -121,12 +121,19 @@ class Device:
         return (sms or self.sms) * self.bf16_flop_per_sm_cycle * mhz / 1e6
 
     def pinned(self, experiment: str) -> int:
-        """CTAs per SM that every variant of the experiment has. Raises RungsError where the device's file names none."""
-        if experiment not in self.ctas_per_sm:
+        """CTAs per SM that every variant of the experiment has: what the device's file says, else the experiment's own.
+
+        Raises RungsError where neither says it.
+        """
+        pinned = self.ctas_per_sm.get(experiment)
+        if pinned is None and experiment in experiment_names():
+            pinned = load_experiment(experiment).ctas_per_sm
+        if pinned is None:
             raise RungsError(
-                f"config/devices/{self.arch}.yaml pins no CTAs per SM for {experiment}: add it under ctas_per_sm."
+                f"config/devices/{self.arch}.yaml pins no CTAs per SM for {experiment}: add it under ctas_per_sm, or give"
+                f" config/experiments/{experiment}.yaml a ctas_per_sm for every architecture."
             )
-        return self.ctas_per_sm[experiment]
+        return pinned
 
 
 @dataclass(frozen=True)
@@ -161,7 +168,10 @@ GEMM = "gemm"
 
 @dataclass(frozen=True)
 class Experiment:
-    """`axes` are those of a GEMM's shapes; where the workload is another, `point_axes`, `base` and `sweeps` give the points."""
+    """`axes` are those of a GEMM's shapes; where the workload is another, `point_axes`, `base` and `sweeps` give the points.
+
+    `ctas_per_sm` holds on architectures whose own file pins none for the experiment.
+    """
 
     name: str
     question: str
@@ -180,6 +190,7 @@ class Experiment:
     bridge: Mapping[str, str] | None = None
     choice: Mapping[str, Any] | None = None
     architectures: tuple[str, ...] = ()
+    ctas_per_sm: int | None = None
     workload: str = GEMM
     multiplies: str = "mma.sync"
     point_axes: Mapping[str, Axis] = field(default_factory=dict)
@@ -440,6 +451,7 @@ def parse_experiment(raw: Mapping) -> Experiment:
         bridge=raw.get("bridge"),
         choice=raw.get("choice"),
         architectures=tuple(raw.get("architectures", ())),
+        ctas_per_sm=raw.get("ctas_per_sm"),
         workload=raw.get("workload", GEMM),
         multiplies=raw.get("multiplies", "mma.sync"),
         point_axes=_axes(raw) if other else {},
