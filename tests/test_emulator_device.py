@@ -242,6 +242,23 @@ def test_a_difference_has_a_cause_only_to_the_last_count(metric, ncu, emulator, 
     assert equality.agreement(metric, ncu, emulator, {"wavefronts_lds": 100}, code, LAUNCH) == word
 
 
+def test_what_wgmma_holds_up_is_a_cause_of_its_own():
+    """On the chip the banks are shared with wgmma's reads and the copy engine's: more conflicts, never fewer."""
+    counts = {"wavefronts_stsm": 100, "hgmma": 1}
+    for ncu, word in ((190, "other engines"), (211, "differs"), (9, "differs")):
+        assert equality.agreement(equality.CONFLICTS[0], ncu, 10, counts, [], LAUNCH) == word
+
+
+def test_the_wgmma_kernels_counters_are_equal_to_the_last_count():
+    """HGMMA, what the copy engine executes, where multicast lands, and reads of another CTA's shared memory, which no SM counts."""
+    frame = EMULATED["hopper_gemm"]
+    conflicts = frame["metric"].isin(equality.CONFLICTS)
+    assert set(frame[~conflicts]["agreement"]) == {"equal"}
+    assert set(frame[conflicts]["agreement"]) <= {"equal", "other engines"}
+    shown = set(frame["metric"])
+    assert {"sm__inst_executed_pipe_tensor_op_gmma.sum", "smsp__inst_executed_pipe_tma.sum"} <= shown
+
+
 def test_another_binary_is_not_compared(tmp_path):
     folder = tmp_path / "h200"
     for part in (f"csv/profile/gemm/{B3}.csv.gz", f"csv/profile/gemm/{B3}.json", f"build/{ARCH}/{B3}/{B3}.json"):

@@ -260,7 +260,6 @@ def _load(decoder: Decoder, ins: Instruction, tensor: bool) -> Step:
         batch = unit.batch
         for barrier, part in each_mbarrier(unit, barrier_slot, barrier_offset, mask, ins):
             issue = _issue(unit, part)
-            issued = issue.ctas
             to = issue.read(addresses_of(unit, unit.registers[target], offset, part))
             if size_slot is None:
                 map = source.map(unit, part)
@@ -287,7 +286,7 @@ def _load(decoder: Decoder, ins: Instruction, tensor: bool) -> Step:
                 places = swizzle(to[:, None, None] + chunks, mode)
                 batch.shared.check(places, CHUNK, ins)
                 held = remember(memo, key, (places + targets[:, None, None] * batch.shared.window) // CHUNK)
-            batch.tally.add(pc, "bytes", np.bincount(issued, minlength=batch.ctas) * bytes)
+            batch.tally.add(pc, "bytes", np.bincount(targets, minlength=batch.ctas) * bytes)  # where they land
             if batch.race:
                 batch.race.bulk_uses(issue, barrier, pc, targets)
                 batch.race.bulk_write(issue, held, barrier, pc, targets)

@@ -20,7 +20,21 @@ Shape = tuple[int, ...]
 SCHEDULES = {"cta": "check in lockstep", "ascending": "check warp by warp"}
 """Schedule of a check -> its name in the CSV. Lockstep alone would never see a missing barrier."""
 KINDS = (
-    *("ldgsts", "tma_load", "tma_store", "tma_reduce", "ldg", "stg", "sts", "stsm", "lds", "ldsm", "ld_cluster"),
+    *(
+        "ldgsts",
+        "tma_load",
+        "tma_store",
+        "tma_reduce",
+        "tma_commit",
+        "tma_prefetch",
+        "ldg",
+        "stg",
+        "sts",
+        "stsm",
+        "lds",
+        "ldsm",
+        "ld_cluster",
+    ),
     *("hmma", "hgmma", "barrier"),
 )
 UNITS = {"": "inst", "wavefronts_": "wavefront", "conflicts_": "wavefront", "sectors_": "sector", "bytes_": "byte"}

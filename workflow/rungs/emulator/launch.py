@@ -241,6 +241,10 @@ def kind_of(ins: Instruction) -> str:
             return "ldgsts"
         case "cp" if ins.modifiers[0] == "reduce":
             return "tma_reduce"
+        case "cp" if ins.modifiers[:3] == ("async", "bulk", "commit_group"):
+            return "tma_commit"
+        case "prefetch" if "tensormap" in modifiers:
+            return "tma_prefetch"
         case "cp" if ins.modifiers[1] == "bulk" and not {"commit_group", "wait_group", "prefetch"} & modifiers:
             return "tma_store" if "bulk_group" in modifiers else "tma_load"
     return "alu"

@@ -172,6 +172,10 @@ def _load(decoder: Decoder, ins: Instruction) -> Step:
         own = np.arange(batch.ctas)[:, None, None]
         owners = np.where(rank < 0, own, own - batch.ranks[:, None, None] + rank)
         batch.check_alive(owners[everyone], ins)
+        # What lies in another SM is read there, and no counter of this one has it.
+        waves = per_cta(metrics.wavefronts(addresses, size, everyone & (owners == own)))
+        batch.tally.add(pc, "wavefronts", waves)
+        batch.tally.add(pc, "ideal", waves)
         if batch.race:
             batch.race.read_in_cluster(unit, everyone, owners, addresses, size, pc)
         finish(unit, mask, np.take(batch.shared.flat(size), (owners * batch.shared.window + addresses) // size, axis=0))

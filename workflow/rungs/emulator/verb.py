@@ -21,6 +21,8 @@ KINDS = {
     "tma_load": "TMA loads",
     "tma_store": "TMA stores",
     "tma_reduce": "TMA reductions",
+    "tma_commit": "TMA stores closed to a group",
+    "tma_prefetch": "tensor maps prefetched",
     "ldg": "LDG (ld.global)",
     "stg": "STG (st.global)",
     "sts": "STS (st.shared)",
