@@ -237,7 +237,7 @@ def test_observe_calls_no_setter_and_records_what_it_sees(machine):
 def test_auto_locks_where_it_may_and_the_decision_leaves_the_gpu_as_it_was(machine):
     (gpu,) = clock.gpus()
     record = clock.decide(gpu, "auto", "1500")
-    assert (record["mode"], record["requested_mhz"], record["restore"]) == ("lock", 1500, "driver default")
+    assert (record["mode"], record["requested_mhz"], record["restore"]) == ("lock", 1500, clock.NOT_TOLD)
     assert record["who"] in ("root", f"uid {os.geteuid()}")
     assert machine.sets() == [("lock", 345, 1980), ("reset",)]
 
