@@ -383,12 +383,13 @@ ENDED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIG
 
 @pytest.mark.parametrize("number", ENDED, ids=lambda number: number.name)
 def test_signal_to_the_job_restores(machine, number):
-    process, _ = hanging(machine)
+    process, child = hanging(machine)
     process.send_signal(number)
     said, _ = process.communicate(timeout=20)
     assert process.returncode == ENDED[number] and "Traceback" not in said, said
     wait_for(lambda: not machine.state.exists())
     assert machine.sets()[-4:] == [*HELD, *RELEASED]
+    assert {call.pid for call in machine.calls()[-4:]} == {child}, "the measuring process did it itself"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
@@ -401,6 +402,7 @@ def test_signal_to_a_whole_terminal_restores_where_there_is_no_warm_process(mach
     process.communicate(timeout=20)
     assert process.returncode == ENDED[number]
     assert not machine.state.exists() and machine.sets()[-4:] == [*HELD, *RELEASED]
+    assert {call.pid for call in machine.calls()[-4:]} == {child}, "the measuring process did it itself"
 
 
 def test_signal_to_the_measuring_process_restores_and_the_job_goes_on(machine):

@@ -87,7 +87,8 @@ class Session:
             os.abort()
         if fault == "hang":
             print("the kernel hangs", flush=True)
-            time.sleep(3600)
+            while True:  # in short sleeps: a signal just before a long one would wait for its end
+                time.sleep(0.05)
         if fault == "slow":
             time.sleep(3)
 
