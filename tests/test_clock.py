@@ -410,6 +410,25 @@ def test_second_signal_waits_for_the_restoration(machine):
     assert not machine.locked()
 
 
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_second_signal_does_not_end_what_the_first_has_begun_to_undo(machine, second):
+    process = start(
+        """
+        with clock.ending_signals():
+            try:
+                os.kill(os.getpid(), signal.SIGHUP)
+                time.sleep(60)
+            finally:
+                os.kill(os.getpid(), int(sys.argv[1]))
+                time.sleep(0.05)
+                print("undone")
+        """,
+        str(int(second)),
+    )
+    out, err = process.communicate(timeout=20)
+    assert (out, process.returncode) == ("undone\n", 129), err
+
+
 # ---- what a killed run leaves ----------------------------------------------------------------------------------------
 
 

@@ -659,18 +659,25 @@ def _forget(gpu: Gpu) -> None:
 def ending_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP end the process like Ctrl-C does: as an exception, so that what was begun is undone.
 
-    One that is ignored stays so: `nohup` ignores SIGHUP.
+    The first one of the three is the last that is heeded: a terminal that closes and the job above both send one, and the
+    second must not end what the first has begun to undo. A signal that is ignored stays so: `nohup` ignores SIGHUP.
     """
 
     def end(number: int, _frame: Any) -> None:
+        for other in before:
+            signal.signal(other, lambda *_: None)  # not SIG_IGN, which a child would inherit
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
         raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, end) for number in heeded}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
     try:
+        for number in before:
+            signal.signal(number, end)
         yield
     finally:
         for number, handler in before.items():
