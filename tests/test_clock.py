@@ -237,7 +237,7 @@ def test_observe_calls_no_setter_and_records_what_it_sees(machine):
 def test_auto_locks_where_it_may_and_the_decision_leaves_the_gpu_as_it_was(machine):
     (gpu,) = clock.gpus()
     record = clock.decide(gpu, "auto", "1500")
-    assert (record["mode"], record["requested_mhz"], record["restore"]) == ("lock", 1500, "driver default")
+    assert (record["mode"], record["requested_mhz"], record["restore"]) == ("lock", 1500, clock.NOT_TOLD)
     assert record["who"] in ("root", f"uid {os.geteuid()}")
     assert machine.sets() == [("lock", 345, 1980), ("reset",)]
 
@@ -408,6 +408,25 @@ def test_second_signal_waits_for_the_restoration(machine):
     out, err = process.communicate(timeout=20)
     assert out == "interrupted\n", err
     assert not machine.locked()
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_second_signal_does_not_end_what_the_first_has_begun_to_undo(machine, second):
+    process = start(
+        """
+        with clock.ending_signals():
+            try:
+                os.kill(os.getpid(), signal.SIGHUP)
+                time.sleep(60)
+            finally:
+                os.kill(os.getpid(), int(sys.argv[1]))
+                time.sleep(0.05)
+                print("undone")
+        """,
+        str(int(second)),
+    )
+    out, err = process.communicate(timeout=20)
+    assert (out, process.returncode) == ("undone\n", 129), err
 
 
 # ---- what a killed run leaves ----------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ can change the machine under a running process:
                "ecc_errors": 0}]}
 
 Every key but `uuid` has a default. Every setter call, refused ones too, is a line of `log`; the lock in force is the last one that
-was granted there, so it outlives the process that made it, as a real one does. `sustained_mhz` is the highest clock that the load
+was granted there, so it outlives the process that made it, as a real one does; the memory clock cannot be locked (nvml.cpp has one
+that can). `sustained_mhz` is the highest clock that the load
 lets the GPU keep, `drop_after` the number of clock readings of this process after which a lock no longer holds. The asking
 process is always among the processes on a GPU.
 """
@@ -22,6 +23,7 @@ import os
 from types import SimpleNamespace
 
 NVML_CLOCK_SM = 1
+NVML_CLOCK_MEM = 2
 NVML_TEMPERATURE_GPU = 0
 _DEFAULTS = {
     "name": "NVIDIA H200",
@@ -255,3 +257,11 @@ def nvmlDeviceSetGpuLockedClocks(handle, min_mhz, max_mhz):
 
 def nvmlDeviceResetGpuLockedClocks(handle):
     _setter(handle, "reset")
+
+
+def nvmlDeviceSetMemoryLockedClocks(handle, min_mhz, max_mhz):
+    raise NVMLError_NotSupported("Not Supported")
+
+
+def nvmlDeviceResetMemoryLockedClocks(handle):
+    raise NVMLError_NotSupported("Not Supported")

@@ -3,12 +3,13 @@
 RUNGS_STANDIN_GPU names a JSON file: {"log": path, "speed": {variant: share of the control}, "rotation_bytes": {"MxNxK": bytes
 between two uses of a buffer with cold caches}, "faults": {variant or `control`: {"kind": ..., "shape": [m, n, k]} or a list of
 these}} with the kinds nan, wrong, nothing, first_only, zero_time, some_zero (every seventh), abort, hang, slow (half a second a
-launch), at every shape where none is given. Each measured shape is a line `variant m n k` in the log. The results are made up:
-they test the pipeline and are no measurement.
+launch), at every shape where none is given. With `"clock": "nvml"` the clock is the one that NVML reads, a lock included. Each
+measured shape is a line `variant m n k` in the log. The results are made up: they test the pipeline and are no measurement.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -85,7 +86,9 @@ class Session:
         if fault == "abort":
             os.abort()
         if fault == "hang":
-            time.sleep(3600)
+            print("the kernel hangs", flush=True)
+            while True:  # in short sleeps: a signal just before a long one would wait for its end
+                time.sleep(0.05)
         if fault == "slow":
             time.sleep(3)
 
@@ -110,6 +113,13 @@ class Session:
     # the protocol's Session: a clock that drifts by a fifth, with noise of 0.2 %
 
     def mhz(self) -> float:
+        if self.script.get("clock") == "nvml":
+            import pynvml
+
+            with contextlib.suppress(pynvml.NVMLError):  # once it is gone, the last clock
+                handle = pynvml.nvmlDeviceGetHandleByUUID(self.uuid)
+                self.read_mhz = float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
+            return self.read_mhz
         return 1750.0 + 180.0 * np.sin(self.now_us / 30000.0)
 
     def capture(self, arm, launches) -> None:

@@ -37,6 +37,10 @@ HOLD_S = 5.0
 RAMP_S = 0.2
 """Start of a load that is not looked at: the clock rises from idle."""
 POLL_S = 0.02
+LEAVE_S = 15.0
+"""How long a process whose job is gone may take to give the clock back: longer than `warm` lets it."""
+NOT_TOLD = "driver default: NVML does not tell of a lock that was there before"
+"""What a lock is restored to."""
 
 Load = Callable[[float], float]
 """Runs the control for so many seconds and returns the lowest SM clock seen, in MHz."""
@@ -209,8 +213,9 @@ def decide(gpu: Gpu | None, mode: str, mhz: str | int) -> dict[str, Any]:
     """The clock record: what the measuring process is to do, and why. The GPU is left as it was.
 
     `mode` is lock, observe or auto (lock where the driver permits it); `mhz` is auto or a supported SM clock. In the record,
-    `requested_mhz` is None where the measuring process has yet to find the clock that the control holds. Permission can only
-    be found out by trying: the whole range of clocks is set and reset, under the guard of `exclusive`.
+    `requested_mhz` is None where the measuring process has yet to find the clock that the control holds; `memory_mhz` is the
+    highest memory clock, to be locked where the GPU can. Permission can only be found out by trying: the whole range of SM
+    clocks is set and reset, under the guard of `exclusive`.
 
     Raises RungsError for a clock that is not supported and where `lock` is not permitted.
     """
@@ -225,10 +230,14 @@ def decide(gpu: Gpu | None, mode: str, mhz: str | int) -> dict[str, Any]:
         "supported_mhz": [],
         "idle_mhz": None,
         "applications_mhz": None,
+        "memory_mhz": None,
+        "memory_reason": "",
         "restore": None,
         "who": None,
         "read_back_mhz": None,
+        "memory_read_back_mhz": None,
         "load_mhz": None,
+        "restored": None,
     }
     if gpu is None:
         return record
@@ -245,6 +254,7 @@ def decide(gpu: Gpu | None, mode: str, mhz: str | int) -> dict[str, Any]:
         _clear_stale(gpu, may_set=False)
         return record | {"mode": "observe", "reason": "asked for"}
     with exclusive(gpu.uuid):
+        _wait_for_owner(gpu)
         _clear_stale(gpu, may_set=True)
         refusal = _refusal(nvml, handle, supported)
     if not refusal:
@@ -252,8 +262,8 @@ def decide(gpu: Gpu | None, mode: str, mhz: str | int) -> dict[str, Any]:
             "mode": "lock",
             "reason": "asked for" if mode == "lock" else "the driver permits it",
             "requested_mhz": wanted or _remembered(gpu),
-            # NVML cannot be asked whether an administrator had locked the clock, so this is all that can be restored.
-            "restore": "driver default",
+            "memory_mhz": max(_memory_clocks(nvml, handle), default=None),
+            "restore": NOT_TOLD,
             "who": "root" if os.geteuid() == 0 else f"uid {os.geteuid()}",
         }
     if mode == "lock":
@@ -263,9 +273,13 @@ def decide(gpu: Gpu | None, mode: str, mhz: str | int) -> dict[str, Any]:
 
 def _supported(nvml: Any, handle: Any) -> list[int]:
     """The SM clocks at the highest memory clock in MHz, ascending; empty where the driver does not list them."""
-    memory = _ask(nvml, "nvmlDeviceGetSupportedMemoryClocks", handle)
+    memory = _memory_clocks(nvml, handle)
     clocks = _ask(nvml, "nvmlDeviceGetSupportedGraphicsClocks", handle, max(memory)) if memory else None
     return sorted(clocks or [])
+
+
+def _memory_clocks(nvml: Any, handle: Any) -> list[int]:
+    return _ask(nvml, "nvmlDeviceGetSupportedMemoryClocks", handle) or []
 
 
 def _wanted(gpu: Gpu, mhz: str | int, supported: Sequence[int]) -> int | None:
@@ -304,11 +318,18 @@ class Clock:
     """
 
     record: dict[str, Any]
+    untouched: bool = False
+    """The driver refused the very first lock, so that there is none to restore."""
 
     @property
     def locked_mhz(self) -> int | None:
         """The clock that is held, None where none is."""
         return self.record["requested_mhz"] if self.record["mode"] == "lock" else None
+
+    @property
+    def locked_memory_mhz(self) -> int | None:
+        """The memory clock that is held, None where none is."""
+        return self.record.get("memory_mhz") if self.record["mode"] == "lock" else None
 
     def within_lock(self, sm_mhz: float | None) -> bool:
         """Whether a sample at that clock may be used: always without a lock, else within 1 % of it (and never unread)."""
@@ -323,41 +344,49 @@ def held(record: Mapping[str, Any], gpu: Gpu | None, load: Load | None = None) -
     To be entered after the imports, within `exclusive`. `load` (see `under`) reads the clock back under the control and,
     where the record leaves it open, finds the highest clock that the control holds. Without it the clock must be given, and
     is read as it stands, where only one above the lock tells anything: the GPU may be idle. A lock that is not held is given
-    up: with a reason in the clock's record under `auto`, as a RungsError where `lock` was asked for. Any other mode calls no
-    setter.
+    up: with a reason in the clock's record under `auto`, as a RungsError where `lock` was asked for. The memory clock is held
+    too where the GPU can; where it cannot, the record says why. Any other mode calls no setter. `restored` in the record says
+    at the end whether the driver has both clocks back.
     """
     clock = Clock(dict(record))
     if gpu is not None and record["gpu"] != gpu.uuid:
         raise RungsError(
             f"The clock was decided for GPU {record['gpu']} and {gpu} is to be measured: delete `clock/` and run again."
         )
+    if gpu is not None:
+        _wait_for_owner(gpu)
+        _clear_stale(gpu, may_set=record["mode"] == "lock")
     if gpu is None or record["mode"] != "lock":
-        if gpu is not None:
-            _clear_stale(gpu, may_set=False)
         yield clock
         return
-    _clear_stale(gpu, may_set=True)
     nvml, handle = _open(gpu)
     with ending_signals():
         try:
-            write_json(_state_file(gpu.uuid), {"gpu": str(gpu), "mhz": record["requested_mhz"], **_this_process()})
+            _write_state(gpu, clock.record)
             _lock(clock, gpu, nvml, handle, load)
             yield clock
         finally:
             with _undisturbed():
-                _reset(gpu.uuid, str(gpu), nvml, handle)
+                if clock.untouched:
+                    _state_file(gpu.uuid).unlink(missing_ok=True)
+                else:
+                    states = (clock.record, _state(gpu.uuid) or {})
+                    memory = any(state.get("memory_mhz") is not None for state in states)
+                    clock.record["restored"] = _reset(gpu.uuid, str(gpu), nvml, handle, memory)
 
 
 def _lock(clock: Clock, gpu: Gpu, nvml: Any, handle: Any, load: Load | None) -> None:
-    """Lock and read back. A clock that is not held turns `auto` into observe and `lock` into an error."""
+    """Lock and read back. An SM clock that is not held turns `auto` into observe and `lock` into an error."""
+    record, taken = clock.record, False
 
     def lock(mhz: int) -> None:
+        nonlocal taken
         nvml.nvmlDeviceSetGpuLockedClocks(handle, mhz, mhz)
+        taken = True
 
     def read(seconds: float) -> float:
         return load(seconds) if load else float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
 
-    record = clock.record
     try:
         if record["requested_mhz"] is None:
             # Another job may have found it since this record was made: one search per GPU, and one clock for all rungs.
@@ -369,18 +398,48 @@ def _lock(clock: Clock, gpu: Gpu, nvml: Any, handle: Any, load: Load | None) -> 
             _remember(gpu, found)
             record["requested_mhz"] = found
         lock(record["requested_mhz"])
+        if record.get("memory_mhz") is not None:
+            _lock_memory(record, gpu, nvml, handle)
         record["read_back_mhz"] = read(2 * RAMP_S)
         idle = load is None and record["read_back_mhz"] < record["requested_mhz"]
         if idle or clock.within_lock(record["read_back_mhz"]):
+            if record.get("memory_mhz") is not None:
+                _read_memory_back(record, gpu, nvml, handle, idle=load is None)
             return
         _forget(gpu)
         why = f"the driver took the lock at {record['requested_mhz']} MHz and the clock reads back {record['read_back_mhz']:g} MHz"
     except nvml.NVMLError as error:
+        clock.untouched = not taken and isinstance(error, (nvml.NVMLError_NoPermission, nvml.NVMLError_NotSupported))
         why = f"the driver refused the lock ({error})"
     if record["asked"] == "lock":
         raise RungsError(f"{gpu} does not hold its clock: {why}; use a lower `clock.mhz`, or `clock.mode: observe`.")
-    nvml.nvmlDeviceResetGpuLockedClocks(handle)
+    if not clock.untouched:
+        _reset(gpu.uuid, str(gpu), nvml, handle, record.get("memory_mhz") is not None)
     record |= {"mode": "observe", "reason": f"the clock cannot be locked: {why}", "restore": None, "who": None}
+    record |= {"memory_mhz": None, "memory_reason": ""}
+
+
+def _lock_memory(record: dict[str, Any], gpu: Gpu, nvml: Any, handle: Any) -> None:
+    try:
+        nvml.nvmlDeviceSetMemoryLockedClocks(handle, record["memory_mhz"], record["memory_mhz"])
+    except nvml.NVMLError as error:
+        _without_memory(record, gpu, str(error))
+
+
+def _read_memory_back(record: dict[str, Any], gpu: Gpu, nvml: Any, handle: Any, idle: bool) -> None:
+    """Right after the load, when the clock has not fallen yet; without one only a clock above the lock tells anything."""
+    wanted, read = record["memory_mhz"], nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)
+    record["memory_read_back_mhz"] = read
+    if abs(read / wanted - 1) > TOLERANCE and not (idle and read < wanted):
+        nvml.nvmlDeviceResetMemoryLockedClocks(handle)
+        _without_memory(record, gpu, f"the driver took the lock at {wanted} MHz and the clock reads back {read} MHz")
+
+
+def _without_memory(record: dict[str, Any], gpu: Gpu, why: str) -> None:
+    """Go on with the SM clock alone, which is what times depend on, and say so."""
+    record |= {"memory_mhz": None, "memory_reason": f"the memory clock cannot be locked: {why}"}
+    _write_state(gpu, record)
+    print(f"{gpu}: {record['memory_reason']}.", file=sys.stderr, flush=True)
 
 
 def highest_held(supported: Sequence[int], lock: Callable[[int], None], load: Load, seconds: float = HOLD_S) -> int:
@@ -451,9 +510,37 @@ def _release(gpu: Gpu) -> str:
         _state_file(gpu.uuid).unlink(missing_ok=True)
         return f"{gpu} lost its lock when the machine restarted: nothing to release."
     nvml, handle = _open(gpu)
-    if not _reset(gpu.uuid, str(gpu), nvml, handle):
-        return f"{gpu} is still locked: as root, run `nvidia-smi -i {gpu.uuid} --reset-gpu-clocks`."
+    # A record that cannot be read does not tell whether the memory clock was locked too.
+    if not _reset(gpu.uuid, str(gpu), nvml, handle, memory=not state or state.get("memory_mhz") is not None):
+        return f"{gpu} is still locked: {_by_hand(gpu, state)}."
     return f"{gpu}: released the clock lock of process {state.get('pid')}, which ended without doing so."
+
+
+def release_left(gpu: Gpu) -> bool:
+    """Release what a process of this job left locked, since one that crashed restores nothing; whether no lock is left."""
+    try:
+        _wait_for_owner(gpu)
+        if _state(gpu.uuid) is not None:
+            print(_release(gpu), file=sys.stderr, flush=True)
+    except RungsError as error:
+        print(f"rungs: {error}", file=sys.stderr, flush=True)
+    return not _state_file(gpu.uuid).exists()
+
+
+def _by_hand(gpu: Gpu, state: Mapping[str, Any]) -> str:
+    memory = f" and `nvidia-smi -i {gpu.uuid} --reset-memory-clocks`" if state.get("memory_mhz") is not None else ""
+    return f"as root, run `nvidia-smi -i {gpu.uuid} --reset-gpu-clocks`{memory}"
+
+
+def _wait_for_owner(gpu: Gpu) -> None:
+    """Wait until another process has given the clock back, which one whose job was killed is about to do."""
+    end = time.monotonic() + LEAVE_S
+    while (state := _state(gpu.uuid)) is not None and _alive(state) and state["pid"] != os.getpid():
+        if time.monotonic() > end:
+            raise RungsError(
+                f"{gpu} is locked by process {state['pid']}, which is still running: wait until it has ended, or end it."
+            )
+        time.sleep(0.05)
 
 
 def _clear_stale(gpu: Gpu, may_set: bool) -> None:
@@ -468,20 +555,34 @@ def _clear_stale(gpu: Gpu, may_set: bool) -> None:
         )
     print(_release(gpu), file=sys.stderr, flush=True)
     if _state_file(gpu.uuid).exists():
-        raise RungsError(
-            f"{gpu} is still locked by a killed run: as root, run `nvidia-smi -i {gpu.uuid} --reset-gpu-clocks`."
-        )
+        raise RungsError(f"{gpu} is still locked by a killed run: {_by_hand(gpu, state)}.")
 
 
-def _reset(uuid: str, title: str, nvml: Any, handle: Any) -> bool:
-    """Give the clock back to the driver. Where that fails the record stays, for `release`, and a line says so."""
-    try:
-        nvml.nvmlDeviceResetGpuLockedClocks(handle)
-    except nvml.NVMLError as error:
-        print(f"{title}: the clock lock could not be released ({error}).", file=sys.stderr, flush=True)
-        return False
-    _state_file(uuid).unlink(missing_ok=True)
-    return True
+def _reset(uuid: str, title: str, nvml: Any, handle: Any, memory: bool) -> bool:
+    """Give the clocks back to the driver. Where that fails the record stays, for `release`, and a line says so."""
+    released = True
+    for what in ("clock", "memory clock") if memory else ("clock",):
+        try:
+            if what == "clock":
+                nvml.nvmlDeviceResetGpuLockedClocks(handle)
+            else:
+                nvml.nvmlDeviceResetMemoryLockedClocks(handle)
+        except nvml.NVMLError as error:
+            if what == "memory clock" and isinstance(
+                error, (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound)
+            ):
+                continue  # and so it is not locked
+            print(f"{title}: the {what} lock could not be released ({error}).", file=sys.stderr, flush=True)
+            released = False
+    if released:
+        _state_file(uuid).unlink(missing_ok=True)
+    return released
+
+
+def _write_state(gpu: Gpu, record: Mapping[str, Any]) -> None:
+    """What `release` needs to know, written before a clock is set."""
+    clocks = {"mhz": record["requested_mhz"], "memory_mhz": record.get("memory_mhz")}
+    write_json(_state_file(gpu.uuid), {"gpu": str(gpu), **clocks, **_this_process()})
 
 
 def _state_folder() -> Path:
@@ -556,16 +657,27 @@ def _forget(gpu: Gpu) -> None:
 
 @contextlib.contextmanager
 def ending_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the process like Ctrl-C does: as an exception, so that what was begun is undone."""
+    """SIGTERM and SIGHUP end the process like Ctrl-C does: as an exception, so that what was begun is undone.
+
+    The first one of the three is the last that is heeded: a terminal that closes and the job above both send one, and the
+    second must not end what the first has begun to undo. A signal that is ignored stays so: `nohup` ignores SIGHUP.
+    """
 
     def end(number: int, _frame: Any) -> None:
+        for other in before:
+            signal.signal(other, lambda *_: None)  # not SIG_IGN, which a child would inherit
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
         raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
     try:
+        for number in before:
+            signal.signal(number, end)
         yield
     finally:
         for number, handler in before.items():
@@ -640,11 +752,15 @@ class Reading(NamedTuple):
 
 
 class Sampler:
-    """Reads one GPU every 20 ms in the background: `with Sampler(gpu) as sampler: ... sampler.read()`."""
+    """Reads one GPU every 20 ms in the background: `with Sampler(gpu) as sampler: ... sampler.read()`.
 
-    def __init__(self, gpu: Gpu, interval_s: float = POLL_S) -> None:
+    A memory clock that leaves `memory_mhz` is among the throttle reasons, so that no sample under it is used.
+    """
+
+    def __init__(self, gpu: Gpu, interval_s: float = POLL_S, memory_mhz: int | None = None) -> None:
         self._nvml, self._handle = _open(gpu)
         self._interval_s = interval_s
+        self._memory_mhz = memory_mhz
         # A GPU that gives no reasons from the start is not one whose driver went away.
         self._reasons_known = self._reasons() is not None
         self._newest = self._sample()
@@ -680,8 +796,13 @@ class Sampler:
         power_mw = _ask(nvml, "nvmlDeviceGetPowerUsage", handle)
         temp = _ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU)
         processes = _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+        throttle = "unreadable" if reasons is None else throttle_words(reasons)
+        if self._memory_mhz is not None:
+            mhz = _ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM)
+            if mhz is not None and abs(mhz / self._memory_mhz - 1) > TOLERANCE:
+                throttle = "+".join(filter(None, (throttle, f"memory at {mhz} MHz instead of {self._memory_mhz}")))
         return Reading(
-            throttle="unreadable" if reasons is None else throttle_words(reasons),
+            throttle=throttle,
             power_w=None if power_mw is None else power_mw / 1000,
             temp_c=None if temp is None else float(temp),
             others=others([process.pid for process in processes or []]),

@@ -42,7 +42,9 @@ HEADROOM = 1.02
 """The stamps bracket the sample, so that its clock is known to a little less than this."""
 POLL_SECONDS = 0.05
 SESSION = "session.json"
-"""What a child writes last; the other names in a job's folder are those of its parts."""
+"""What a child writes last; the other names in a job's folder are those of its parts, and `CLOCK`."""
+CLOCK = "clock.json"
+"""The clock record as a child last knew it, for the manifest of a job whose last child was lost."""
 LOAD_PROBLEM = (4096, 4096, 4096)
 """What the control runs while a lock is tried: it draws as much power as any shape of a sweep."""
 
@@ -75,7 +77,11 @@ def run_child(job_path: Path) -> int:
         if problem is not None:
             session.set_problem(problem, "normal", settings.seed)
             load = clock.under(chosen, session.busy)
-    with clock.held(job["clock"], chosen, load) as held, clock.Sampler(chosen) as sampler:
+    with (
+        clock.held(job["clock"], chosen, load) as held,
+        clock.Sampler(chosen, memory_mhz=held.locked_memory_mhz) as sampler,
+    ):
+        write_json(parts / CLOCK, held.record)
         seconds.end("clock")
         warm_seconds = settings.warmup_s
         # The largest first, right after the warm-up: what reaches the power limit is measured once the clock has found it.
@@ -438,9 +444,14 @@ def supervise(
         }
         if twin:
             job["binaries"][TWIN] = job["binaries"][rung.name]
-        with clock.exclusive(gpu.uuid):
+        with clock.ending_signals(), clock.exclusive(gpu.uuid):
             job["started"] = time.monotonic()
-            parts, session = _collect(job, time_limit_s)
+            try:
+                parts, session = _collect(job, time_limit_s)
+            finally:
+                unlocked = clock.release_left(gpu) if clock_record["mode"] == "lock" else None
+            if unlocked is not None and session.get("clock", {}).get("mode") == "lock":
+                session["clock"]["restored"] = unlocked
     timed, dtype = _timed(experiment), "bfloat16" if experiment.workload == GEMM else "float32"
     at = [dict(zip(experiment.axis_names, shape, strict=True)) for shape in shapes]
     rows = [row for where, part in zip(at, parts, strict=True) for row in _rows(run_id, rung, where, part, timed)]
@@ -514,7 +525,11 @@ def _collect(job: dict[str, Any], time_limit_s: float) -> tuple[list[dict[str, A
                         write_json(path, failed(status, reason))
             else:
                 write_json(paths[lost], failed(status, reason))
-        session = read_json(folder / SESSION) if (folder / SESSION).exists() else {}
+        session: dict[str, Any] = {}
+        if (folder / SESSION).exists():
+            session = read_json(folder / SESSION)
+        elif (folder / CLOCK).exists():
+            session = {"clock": read_json(folder / CLOCK)}
         return [read_json(path) for path in paths], session
     finally:
         shutil.rmtree(folder, ignore_errors=True)

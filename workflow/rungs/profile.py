@@ -426,5 +426,6 @@ def _counting_clock(record: Mapping[str, Any] | None, gpu: clock.Gpu) -> dict[st
     if record is None:
         return {"mode": "observe", "reason": "no clock was decided for counting", "gpu": gpu.uuid}
     if record["mode"] == "lock" and record["requested_mhz"] is None:
-        return {**record, "mode": "observe", "reason": "no timing has yet found the clock that the control holds"}
+        why = "no timing has yet found the clock that the control holds"
+        return {**record, "mode": "observe", "reason": why, "memory_mhz": None, "restore": None, "who": None}
     return dict(record)

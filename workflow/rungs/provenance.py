@@ -28,7 +28,12 @@ from rungs.files import (
 )
 from rungs.variants import GEMM, Experiment, experiment_names, load_experiment
 
-CLOCKS_READ = (("idle", "idle_mhz"), ("read back", "read_back_mhz"), ("under load", "load_mhz"))
+CLOCKS_READ = (
+    ("idle", "idle_mhz"),
+    ("read back", "read_back_mhz"),
+    ("memory locked to", "memory_mhz"),
+    ("under load", "load_mhz"),
+)
 RECORDED = Path("results/recorded")
 KINDS = ("sweep", "floor", "profile", "sanitize")
 """Measuring jobs, each with a folder of CSVs; the schema `floor` is that of the data made from these."""
@@ -729,6 +734,8 @@ def _csv_links(
         return
     wanted = recorded_clock.get("requested_mhz")
     read = [f"{word} {recorded_clock[key]} MHz" for word, key in CLOCKS_READ if recorded_clock.get(key)]
+    if recorded_clock.get("restored") is not None:
+        read.append("restored" if recorded_clock["restored"] else "not restored")
     yield Link(
         f"  clock {recorded_clock.get('mode', 'unknown')}{f' at {wanted} MHz' if wanted else ''}:"
         f" {'; '.join([recorded_clock.get('reason', ''), *read])}"
