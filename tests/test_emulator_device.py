@@ -149,7 +149,10 @@ def test_a_conclusion_names_rungs_and_a_gap_says_its_status():
 
 # ---- equal to ncu ----------------------------------------------------------------------------------------------------
 
-EMULATED = {name: schemas.read_csv("emulated", H200 / f"data/{name}/emulated.csv") for name in ("gemm", "gemm_tuned")}
+EMULATED = {
+    name: schemas.read_csv("emulated", H200 / f"data/{name}/emulated.csv")
+    for name in ("gemm", "gemm_tuned", "hopper_gemm")
+}
 
 
 def test_every_recorded_counter_is_equal_or_differs_by_a_known_cause():
