@@ -76,6 +76,16 @@ def test_shapes_that_the_kernel_refuses_are_refused():
         choose.chosen(HOPPER, (64, 12, 64), DEVICE)
 
 
+def test_a_gpu_that_holds_no_cluster_of_a_rung_has_the_others(capsys):
+    taken = {each.rung for each in choose.estimates(HOPPER, (512, 512, 8192), DEVICE, 4)}
+    assert "K6" not in taken and {"D2", "H15"} <= taken
+    assert main(["choose", "8x8x8", "--sms", "0"]) != 0
+    assert (
+        capsys.readouterr().err
+        == "rungs: A GPU of 0 SMs is none that there is: give --sms from 1 to 1024, 132 for an H200.\n"
+    )
+
+
 def test_an_experiment_without_a_rule_says_so():
     with pytest.raises(
         RungsError, match=r"^Experiment gemm has no rule that chooses a rung: choose hopper_gemm, or add"

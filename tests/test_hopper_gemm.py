@@ -193,7 +193,12 @@ def test_a_dependent_launch_has_the_streams_attribute():
 # ---- results ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+NEXT_TO = ["H2", "H4", "H5", "H8", "H11", "D0", "D4", "D8", "K2", "K4", "K6"]
+"""Rungs that differ by a constant from one that is emulated; on a GPU all are held against the same answers."""
+EMULATED = [variant for variant in VARIANTS if variant not in [RUNGS[rung] for rung in NEXT_TO]]
+
+
+@pytest.mark.parametrize("variant", EMULATED, ids=lambda variant: variant.name)
 def test_every_rung_is_right_and_free_of_races(variant):
     small, sms = device.small_problem(HOPPER, variant, ARCH)
     rows, failure = device.check(HOPPER, variant, ARCH, ptx(variant), small, sms)
@@ -211,13 +216,14 @@ def test_shapes_that_hang_over_every_edge(name, shape):
     assert found.good and found.error == 0, (found.failure, found.findings)
 
 
-@pytest.mark.parametrize("rung", ["D3", "D9", "K3", "K8"])
-@pytest.mark.parametrize("k_tiles", [1, 4])
-def test_ctas_whose_share_of_k_is_empty_add_nothing_and_end(rung, k_tiles):
+@pytest.mark.parametrize(
+    ("rung", "k_tiles", "seeds"), [("D9", 4, (2, 5)), ("D9", 1, (2,)), ("K3", 4, (1,)), ("K8", 1, (1,))]
+)
+def test_ctas_whose_share_of_k_is_empty_add_nothing_and_end(rung, k_tiles, seeds):
     """4 tiles of K over 3 CTAs are 2, 2 and none. D9 once hung there on an H200, where the producer came last: a CTA gave back a
     stage that it never had. It takes an order of the warps to see it, which seeds 2 and 5 have.
     """
-    for seed in (1, 2, 5):
+    for seed in seeds:
         found = problem.emulate_gemm(
             HOPPER,
             RUNGS[rung],

@@ -41,7 +41,9 @@ class Estimate:
 
 
 def estimate(experiment: Experiment, rung: str, shape: Shape, device: Device, sms: int | None = None) -> Estimate:
-    """Cycles of a rung at M, N, K on a GPU of so many SMs. Raises Refused where the kernel does not compute the shape."""
+    """Cycles of a rung at M, N, K on a GPU of so many SMs. Raises Refused where the kernel does not compute the shape, or the GPU
+    has fewer SMs than a cluster has CTAs.
+    """
     assert experiment.choice is not None
     rule, known = experiment.choice, experiment.choice["rungs"][rung]
     variant = experiment.variant(rung)
@@ -50,6 +52,8 @@ def estimate(experiment: Experiment, rung: str, shape: Shape, device: Device, sm
     along_m, along_n, split = wgmma.cluster_of(values)
     cluster = along_m * along_n * split
     at_once = min(sms or device.sms, rule["sms_in_clusters"].get(cluster, sms or device.sms)) // cluster * cluster
+    if not at_once:
+        raise Refused(f"{rung} has clusters of {cluster} CTAs, more than the GPU's SMs: choose a larger GPU.")
     ctas = wgmma.tiles(values, shape) * split
     waves = math.ceil(ctas / at_once)
     k_tiles = math.ceil(math.ceil(k / values["TILE_K"]) / split)
@@ -68,7 +72,14 @@ def estimates(experiment: Experiment, shape: Shape, device: Device, sms: int | N
         raise RungsError(
             f"Experiment {experiment.name} has no rule that chooses a rung: choose {EXPERIMENT}, or add `choice` to its file."
         )
-    found = [estimate(experiment, rung, shape, device, sms) for rung in experiment.choice["rungs"]]
+    found, refused = [], []
+    for rung in experiment.choice["rungs"]:
+        try:
+            found.append(estimate(experiment, rung, shape, device, sms))
+        except Refused as reason:
+            refused.append(reason)
+    if not found:
+        raise refused[0]
     return sorted(found, key=lambda each: each.cycles)
 
 
@@ -79,6 +90,8 @@ def chosen(experiment: Experiment, shape: Shape, device: Device, sms: int | None
 def show(shapes: Sequence[Shape], sms: int | None) -> str:
     """What the verb prints: a table for each shape, the rung that is taken first."""
     experiment, device = load_experiment(EXPERIMENT), load_device(ARCH)
+    if sms is not None and not 1 <= sms <= 1024:
+        raise RungsError(f"A GPU of {sms} SMs is none that there is: give --sms from 1 to 1024, 132 for an H200.")
     parts = []
     for shape in shapes:
         rows = [

@@ -255,9 +255,7 @@ def _parser() -> argparse.ArgumentParser:
 
     p = verb("choose", _choose, "which rung of hopper_gemm to use for a shape, and the cycles that its rule expects")
     p.add_argument("shapes", nargs="+", type=_shape, metavar="MxNxK")
-    p.add_argument(
-        "--sms", type=int, choices=range(1, 1025), metavar="N", help="SMs of the GPU; by default an H200's 132"
-    )
+    p.add_argument("--sms", type=int, metavar="N", help="SMs of the GPU; by default an H200's 132")
 
     p = verb("doctor", _doctor, "what of this machine works, what does not, and how to mend it; nothing is changed")
     p.add_argument("--json", action="store_true", help="for a bug report or a program")
