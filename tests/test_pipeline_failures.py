@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import ARCH, RUNGS, S0, S1, S2, S3, SHAPES, STANDIN
+from pipeline import ARCH, RUNGS, S0, S1, S2, S3, SHAPES, STANDIN, UUID
 from rungs import schemas
 
 KINDS = {

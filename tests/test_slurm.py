@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -40,16 +41,24 @@ def cluster(tmp_path_factory):
         for name in ("timed", "counted"):
             checkout = Checkout.create(folder / name)
             path = checkout.repo / "config/experiments/gemm.yaml"
+            for other in path.parent.glob("*.yaml"):  # fifteen Snakemakes would read them
+                if other != path:
+                    other.unlink()
             gemm = yaml.safe_load(path.read_text())
             gemm["ladders"]["S"] |= {
                 "rungs": {rung: gemm["ladders"]["S"]["rungs"][rung] for rung in ("S2", "S3")},
                 "steps": ["S2>S3"],
             }
             path.write_text(yaml.safe_dump(gemm, sort_keys=False))
-            checkout.configure(experiments=["gemm"], recorded=[], preset="quick", axes={"mn": [512], "k": [256]})
+            checkout.configure(experiments=["gemm"], recorded=[], preset="quick", axes={"mn": [128], "k": [64]})
             # CUDA_VISIBLE_DEVICES hides the GPU from this machine; in a job that asked for one, SLURM sets it anew.
-            checkout.environment = {**environment, "CUDA_VISIBLE_DEVICES": ""}
-            checkout.environment["PATH"] = f"{checkout.env()['PATH']}"
+            search = os.pathsep.join([environment["PATH"], checkout.env()["PATH"]])
+            checkout.environment = {
+                **environment,
+                "PATH": search,
+                "CUDA_VISIBLE_DEVICES": "",
+                "PYTHONDONTWRITEBYTECODE": "",
+            }
             runs[name] = checkout
         emulated = f"results/emulator-quick/csv/emulate/gemm/{S3}.csv"
         on_gpu = [
