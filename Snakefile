@@ -103,6 +103,7 @@ include: "workflow/rules/report.smk"
 
 
 onstart:
+    check_executor()
     unlimit_rate()
 
 
@@ -111,4 +112,5 @@ onsuccess:
 
 
 onerror:
+    print("".join(f"{line}\n" for line in split_ladders()), end="", file=sys.stderr)
     print(release_clocks(), end="", file=sys.stderr)

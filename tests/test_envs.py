@@ -28,11 +28,11 @@ def pins(lines: list[str]) -> dict[str, tuple[str, str]]:
 
 def lines_of(name: str) -> list[str]:
     text = (ENVS / name).read_text().splitlines()
-    return [line for line in text if line and not line.startswith("#")]
+    return [line for line in text if line and not line.startswith(("#", "-r "))]
 
 
 REQUIREMENTS = pins(lines_of("requirements.txt"))
-DEVELOPMENT = pins([line for line in lines_of("requirements-dev.txt") if line != "-r requirements.txt"])
+DEVELOPMENT = pins(lines_of("requirements-slurm.txt") + lines_of("requirements-dev.txt"))
 LOCK = pins(lines_of("lock.txt"))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import ARCH, RUNGS, S0, S1, S2, S3, SHAPES, STANDIN
+from pipeline import ARCH, RUNGS, S0, S1, S2, S3, SHAPES, STANDIN, UUID
 from rungs import schemas
 
 KINDS = {
@@ -352,3 +352,14 @@ def test_edited_number_is_found(checkout):
     result = checkout.snakemake("heatmap")
     assert result.code == 1 and "Traceback" not in result.text
     assert any(f"{S1}.csv" in line and "delete" in line for line in result.said), result.said
+
+
+def test_a_run_says_that_its_ladder_was_split(checkout):
+    manifest = checkout.csv("sweep", S2).with_suffix(".json")
+    text = manifest.read_text()
+    manifest.write_text(text.replace(UUID, "GPU-of-another-node"))
+    checkout.csv("sweep", S3).unlink()
+    result = checkout.snakemake("ladders")
+    assert result.code == 0, result.text
+    (sentence,) = [line for line in result.said if "2 GPUs" in line]
+    assert "gemm, ladder S was measured on 2 GPUs" in sentence and "GPU-of-another-node: S2" in sentence

@@ -19,6 +19,12 @@ CASES = {
         None,
         "Device 'h200' is asked for and this machine has no GPU: use `--config device=auto` to build and render without one.",
     ),
+    "GPU of a cluster without its scheduler": (
+        ["device=h200", f"arch={ARCH}"],
+        (),
+        None,
+        "h200 is asked for and this machine has no GPU, so add `--profile profiles/slurm`, or use `--config device=auto`.",
+    ),
     "unknown device": (
         ["device=b200"],
         None,

@@ -18,7 +18,7 @@ from snakemake.exceptions import WorkflowError
 
 settings.export_package(PACKAGE)
 try:
-    run = settings.resolve(config)
+    run = settings.resolve(config, planning=workflow.is_main_process)
 except RungsError as error:
     raise WorkflowError(str(error))
 
@@ -544,7 +544,7 @@ def unlimit_rate():
 def closing_line():
     """Where to look, after a run that did something, and whether the root README is current."""
     shown = [path for path in tables() if Path(path).name == "README.md"]
-    lines = [f"rungs: tables and figures are in {' and '.join(shown)}." if shown else "rungs: done."]
+    lines = [f"rungs: tables and figures are in {' and '.join(shown)}." if shown else "rungs: done.", *split_ladders()]
     for path in filter(os.path.exists, verdict()):
         lines += [
             f"rungs: {note}" for note in [json.loads(Path(path).read_text(encoding="utf-8")).get("readme")] if note
@@ -552,9 +552,36 @@ def closing_line():
     return "\n".join(lines)
 
 
+def split_ladders():
+    """Each ladder of this run that more than one GPU measured: a cluster gives a job any of its nodes."""
+    if not run.gpu:
+        return []
+    from rungs import boards
+
+    try:
+        found = [boards.split_ladders(Path(LIVE), e, run.ladders(name)) for name, e in run.experiments.items()]
+    except RungsError as error:  # a damaged manifest
+        return [f"rungs: {error}"]
+    return [f"rungs: {sentence}" for sentences in found for sentence in sentences]
+
+
+def check_executor():
+    """Before the first job: whether what measures will find its GPU where jobs are run."""
+    if not workflow.is_main_process:
+        return
+    if workflow.local_exec and run.away:
+        sentence = f"{run.gpu.slug} is asked for and this machine has no GPU, so add `--profile profiles/slurm`, or use `--config device=auto`"
+    elif not workflow.local_exec and config["device"] == "auto":
+        sentence = "on a cluster each node would take device auto for its own: say `--config device=h200 arch=sm_90a`, or what else its GPUs are, or `device=emulator`"
+    else:
+        return
+    print(f"rungs: {sentence}.", file=sys.stderr)
+    sys.exit(1)
+
+
 def release_clocks():
     """A measuring job restores its own clocks; this covers one that was killed."""
-    if not run.gpu:
+    if not run.gpu or run.away:
         return ""
     from rungs import clock
 

@@ -354,12 +354,17 @@ def _inspect(a: argparse.Namespace) -> None:
     inspect.run(manifest["variant"], manifest["arch"], a.manifest, a.output, a.toolchain)
 
 
-def _gpu(uuid: str) -> Any:
+def _gpu(asked: str, arch: str = "") -> Any:
+    """The GPU of this UUID, or of this slug where another machine planned the job."""
     from rungs import clock
 
-    found = clock.choose(uuid)
+    found = clock.choose(asked)
     if found is None:
-        raise RungsError(f"GPU {uuid} is not in this machine: measuring needs a GPU.")
+        raise RungsError(f"GPU {asked} is not in this machine: measuring needs a GPU.")
+    if arch and found.arch != arch:
+        raise RungsError(
+            f"{found} is {found.arch} and the binaries are {arch}: run again with `--config arch={found.arch}`."
+        )
     return found
 
 
@@ -393,7 +398,7 @@ def _sweep(a: argparse.Namespace) -> None:
         a.stamp,
         [tuple(shape) for shape in a.shapes],
         settings,
-        _gpu(a.gpu),
+        _gpu(a.gpu, a.arch),
         read_json(a.clock),
         a.time_limit,
         a.output,

@@ -235,7 +235,7 @@ def record(results: Path, experiment_name: str, gaps: bool = False) -> None:
     RungsError, and copies nothing, where a CSV is not the one of its manifest, a result failed or is stale, or the set is a quick
     one.
     """
-    from rungs import aggregate, effects
+    from rungs import aggregate, boards, effects
 
     experiment = load_experiment(experiment_name)
     if "-quick" in results.name:
@@ -284,6 +284,8 @@ def record(results: Path, experiment_name: str, gaps: bool = False) -> None:
     if experiment.factorial and {variant.name for variant in experiment.off_ladder()} & set(variants):
         effects.effects(results, experiment, arch)
     _copy(files, results, target)
+    for sentence in boards.split_ladders(results, experiment, experiment.ladders):
+        print(sentence)
     print(
         f"Recorded {len(csvs)} CSVs of {len(variants)} variants in {target}: run `snakemake report` to draw them and"
         " `python -m rungs readme` to put them into the README."

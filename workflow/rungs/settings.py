@@ -31,6 +31,7 @@ from rungs.variants import (
 
 DEFAULT_ARCH = "sm_90a"
 EMULATOR = "emulator"
+AWAY = "found out on the GPU's machine"
 QUICK_WARMUP_S = 0.3
 """A quick look does not wait a second in every job; its results are not for recording."""
 
@@ -38,6 +39,8 @@ QUICK_WARMUP_S = 0.3
 @dataclass(frozen=True)
 class Run:
     """`results` names the set under results/ that this run writes; `gpu` is None where nothing can be timed.
+
+    A GPU of another machine (see `elsewhere`) has no UUID: the job that measures finds it there.
 
     `twins`: every rung is timed against itself in its own job, and there are no floor jobs (the quick preset).
     """
@@ -60,7 +63,13 @@ class Run:
 
     @property
     def gpu_uuid(self) -> str:
-        return self.gpu.uuid if self.gpu else ""
+        """What a measuring job finds its GPU by: of a GPU of another machine the slug."""
+        return (self.gpu.uuid or self.gpu.slug) if self.gpu else ""
+
+    @property
+    def away(self) -> bool:
+        """Whether only other machines have the GPU."""
+        return self.gpu is not None and not self.gpu.uuid
 
     @property
     def time_limit_s(self) -> float:
@@ -79,13 +88,15 @@ class Run:
     @functools.cached_property
     def profiling_permission(self) -> str:
         """What ncu may do here; granting it reruns the profiles that lacked it."""
-        return profiling_permission(self.ncu)
+        return AWAY if self.away else profiling_permission(self.ncu)
 
     @functools.cached_property
     def sanitizer_there(self) -> str:
         """Which compute-sanitizer would run; installing one reruns what lacked it."""
         from rungs import sanitize
 
+        if self.away:
+            return AWAY
         try:
             return sanitize.find_sanitizer(self.sanitizer)
         except RungsError as error:
@@ -136,8 +147,10 @@ def export_package(folder: str) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
 
 
-def resolve(config: Mapping[str, Any]) -> Run:
+def resolve(config: Mapping[str, Any], planning: bool = True) -> Run:
     """Check the config (as Snakemake merged it with `--config`) and find the GPU.
+
+    `planning` is False in a job of a run, which another machine may have planned.
 
     Raises RungsError, naming the key or the device, the rule and the fix.
     """
@@ -155,7 +168,7 @@ def resolve(config: Mapping[str, Any]) -> Run:
             raise RungsError(
                 f"{folder} has a {odd!r} in its path, which shells and compilers take for code: move it elsewhere."
             )
-    gpu = clock.choose(wanted["device"])
+    gpu = elsewhere(wanted["device"], wanted["arch"], planning) or clock.choose(wanted["device"])
     quick, cold = wanted["preset"] == "quick", measure["l2"] == "cold"
     experiments = {name: load_experiment(name) for name in wanted["experiments"]}
     if quick:
@@ -214,6 +227,10 @@ def resolve(config: Mapping[str, Any]) -> Run:
         for measured in recorded_experiments(f"recorded/{name}"):
             load_experiment(measured)
         recorded_arch(f"recorded/{name}")
+    if gpu and not gpu.uuid:
+        notes.append(
+            f"rungs: There is no {gpu.slug} here: a job that measures finds its GPU on the machine that runs the job."
+        )
     if not gpu:
         what = "No GPU is used" if wanted["device"] == EMULATOR else "There is no GPU here"
         notes.append(
@@ -240,6 +257,19 @@ def resolve(config: Mapping[str, Any]) -> Run:
         twins=quick,
         notes=tuple(notes),
     )
+
+
+def elsewhere(device: str, arch: str, planning: bool = True) -> clock.Gpu | None:
+    """The GPU of a cluster's nodes, where `device` is a slug, `arch` says what to build for and no GPU is here.
+
+    In a job of such a run it is left open too, so that whatever machine builds or draws plans alike. None for any other.
+    """
+    if device in ("auto", EMULATOR) or arch == "auto" or device.isdigit() or device != clock.slug(device):
+        return None
+    if planning and clock.gpus():
+        return None
+    capability = next((f"{a}.{b}" for (a, b), name in clock.ARCHITECTURES.items() if name == arch), "")
+    return clock.Gpu(-1, device, device, "", capability, arch, "", 0, None)
 
 
 def check_experiments(chosen: Sequence[str]) -> list[str]:
