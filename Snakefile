@@ -4,7 +4,10 @@ from snakemake.utils import min_version
 min_version("9.27")
 
 
-configfile: "config/config.yaml"
+include: "workflow/rules/where.smk"
+
+
+configfile: "config/config.yaml" if os.path.exists("config/config.yaml") else OWN_CONFIG
 
 
 include: "workflow/rules/common.smk"

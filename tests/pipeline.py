@@ -6,6 +6,7 @@ works without flags. `Checkout.copy` keeps dates and Snakemake's records: the co
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -14,7 +15,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -205,3 +207,20 @@ class Checkout:
 
 def no_traceback(result: Result) -> bool:
     return "Traceback" not in result.text and 'File "' not in result.text
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+def processes(checkout: Checkout) -> list[int]:
+    """Processes that work in the checkout: Snakemake, its jobs and what the warm server forked for them."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and os.readlink(entry / "cwd") == str(checkout.repo):
+                found.append(int(entry.name))
+    return found

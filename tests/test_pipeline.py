@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from pipeline import ARCH, RUNGS, S0, S1, S3, SHAPES, UUID
+from pipeline import ARCH, RUNGS, S0, S1, S3, SHAPES, UUID, processes, wait_until
 from rungs import schemas
 from rungs.files import sha256_file
 
@@ -291,26 +289,9 @@ def test_quick_look_takes_ladder_b_at_two_shapes(checkout):
 # ---- a run that is ended ----
 
 
-def wait_until(condition, seconds=30.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.05)
-
-
-def processes(checkout):
-    """Processes that work in the checkout: Snakemake, its jobs and what the warm server forked for them."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and os.readlink(entry / "cwd") == str(checkout.repo):
-                found.append(int(entry.name))
-    return found
-
-
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT], ids=lambda sent: sent.name)
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGHUP], ids=lambda sent: sent.name)
 def test_ended_run_frees_the_gpu_and_resumes_without_handwork(checkout, sent):
-    """Ended in the middle of a rung's sweep under a locked clock: nothing half written stays, that rung is measured again."""
+    """Row 29 of the cases. Kind: a run is ended from outside, by its user, its terminal or the kernel. Ended in the middle of a rung's sweep under a locked clock: nothing half written stays, that rung is measured again."""
     calls = checkout.folder / "calls.jsonl"
     checkout.machine({"name": "NVIDIA H200", "uuid": UUID}, log=str(calls))
     checkout.configure(clock={"mode": "lock", "mhz": 1755})
@@ -331,12 +312,10 @@ def test_ended_run_frees_the_gpu_and_resumes_without_handwork(checkout, sent):
     assert not checkout.csv("sweep", S1).exists()
     assert not list((checkout.live / "csv").rglob(".*")), "no temporary file is left"
     checkout.fault()
-    if sent == signal.SIGKILL:  # Snakemake could not take back its lock on the folder, and says so itself
-        refused = checkout.snakemake(target)
-        assert refused.code == 1 and "It can be removed with the --unlock argument." in refused.text
-        assert checkout.snakemake("--unlock").code == 0
     again = checkout.snakemake(target)
     assert again.code == 0, again.text
+    killed = "rungs: A run in this folder was killed: what it had begun is done again."
+    assert (killed in again.said) == (sent != signal.SIGINT), "Snakemake itself takes back its lock"
     assert again.of("sweep") == [S1] and again.rules <= {"clock", "sweep"}
     frame = schemas.read_csv("sweep", checkout.csv("sweep", S1))
     assert set(frame[["m", "n", "k"]].itertuples(index=False, name=None)) == set(SHAPES)

@@ -69,6 +69,18 @@ CASES = {
         None,
         "config, key measure.rounds_max: 'many' is not of type 'integer'.",
     ),
+    "number for a mapping": (
+        ["measure=5"],
+        None,
+        None,
+        "config, key measure: this is no mapping: write `measure={rounds_min: 50}`, in quotes in a shell.",
+    ),
+    "nothing for a list": (
+        ["experiments="],
+        None,
+        None,
+        "config, key experiments: this is no list of names: write `experiments=[name,name]`.",
+    ),
     "rounds the wrong way round": (
         ["measure={rounds_min: 60}"],
         None,
@@ -138,7 +150,8 @@ def test_bad_input_is_one_sentence_and_starts_nothing(told, name):
     result, sentence = told[name], CASES[name][-1]
     assert result.code == 1
     assert sentence in result.text
-    assert "Traceback" not in result.text
+    assert "Traceback" not in result.text and "common.smk" not in result.text
+    assert len(result.said) == 1 and sentence in result.said[0], "nothing is said but the sentence"
     assert result.jobs == []
     assert sum(sentence[:40] in line for line in result.text.splitlines()) == 1, "once"
 

@@ -2,9 +2,10 @@
 
 RUNGS_STANDIN_GPU names a JSON file: {"log": path, "speed": {variant: share of the control}, "rotation_bytes": {"MxNxK": bytes
 between two uses of a buffer with cold caches}, "faults": {variant or `control`: {"kind": ..., "shape": [m, n, k]} or a list of
-these}} with the kinds nan, wrong, nothing, first_only, zero_time, some_zero (every seventh), abort, hang, slow (half a second a
-launch), at every shape where none is given. With `"clock": "nvml"` the clock is the one that NVML reads, a lock included. Each
-measured shape is a line `variant m n k` in the log. The results are made up: they test the pipeline and are no measurement.
+these}} with the kinds nan, wrong, nothing, first_only, zero_time, some_zero (every seventh), abort, hang, slow (three seconds
+a launch, one with slow:1), tenth (from the variant's tenth launch at a shape on, every arm's result is another), at every shape
+where none is given. With `"clock": "nvml"` the clock is the one that NVML reads, a lock included. Each measured shape is a line
+`variant m n k` in the log. The results are made up: they test the pipeline and are no measurement.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Session:
 
     def set_problem(self, problem, fill, seed, l2="hot") -> int:
         self.problem, self.fill, self.replays, self.timed, self.l2 = tuple(problem), fill, 0, False, l2
-        self.refused = {}
+        self.refused, self.done, self.corrupt = {}, 0, False
         for name, arm in self.arms.items():
             of = (arm.experiment, arm.variant, arm.device, self.problem)
             names = "abc" if _is_gemm(arm) else workloads.of(arm.experiment).operands(*of, self.sms)
@@ -89,8 +90,14 @@ class Session:
             print("the kernel hangs", flush=True)
             while True:  # in short sleeps: a signal just before a long one would wait for its end
                 time.sleep(0.05)
-        if fault == "slow":
-            time.sleep(3)
+        if fault.startswith("slow"):
+            time.sleep(float(fault.partition(":")[2] or 3))
+        if fault == "tenth":
+            self.count(1)
+
+    def count(self, launches) -> None:
+        self.done += launches
+        self.corrupt |= self.done >= 10
 
     def busy(self) -> None:
         time.sleep(0.01)
@@ -100,7 +107,7 @@ class Session:
         fault, cells = self._fault(arm), max(1, self.problem[0] * self.problem[1])
         if fault in ("nan", "nothing") or (fault == "first_only" and replay):
             return Outcome(cells, False, float("nan"), "0" * 64)
-        if fault == "wrong":
+        if fault == "wrong" or self.corrupt:
             return Outcome(0, False, 0.5, "1" * 64)
         contract = "control" if arm == CONTROL else self.arms[arm].experiment.contract(self.arms[arm].variant)
         error = 1.6e-3 if _is_gemm(next(iter(self.arms.values()))) else 1e-7
@@ -136,6 +143,8 @@ class Session:
         time_us = 2.0 + time_us * float(np.exp(self.random.normal(0.0, 0.002)))
         self.replays += arm != CONTROL
         fault = self._fault(arm)
+        if fault == "tenth":
+            self.count(self.launches[arm])
         if fault == "zero_time" or (fault == "some_zero" and self.replays % 7 == 0):
             time_us = 0.0
         self.now_us += time_us * self.launches[arm]

@@ -2,7 +2,7 @@ rule aggregate:
     """Turn raw rounds into medians, steps with intervals, and a list of what is missing."""
     input:
         measured,
-        experiment="config/experiments/{experiment}.yaml",
+        experiment=own("config/experiments/{experiment}.yaml"),
     output:
         expand(
             "results/{{results_set}}/data/{{experiment}}/{kind}.csv",
@@ -39,7 +39,7 @@ rule effects:
     """Average what each level buys over every combination of the other factors; a ladder shows one of them."""
     input:
         measured_factorial,
-        experiment="config/experiments/{experiment}.yaml",
+        experiment=own("config/experiments/{experiment}.yaml"),
     output:
         expand(
             "results/{{results_set}}/data/{{experiment}}/{kind}.csv",

@@ -25,7 +25,7 @@ rule inspect:
     """Disassemble one binary: a step counts only where nothing but its factor moved."""
     input:
         binary=BINARY,
-        rules="config/evidence.yaml",
+        rules=own("config/evidence.yaml"),
     output:
         csv=ensure("results/{live}/csv/inspect/{arch}/{variant}.csv", non_empty=True),
     log:

@@ -2,7 +2,7 @@ rule judge_claims:
     """Hold the seeds' sentences against a set's data: each has a verdict, with figure and interval."""
     input:
         claims_data,
-        claims="config/claims.yaml",
+        claims=own("config/claims.yaml"),
     output:
         "results/{results_set}/data/verdicts/claims.csv",
     log:

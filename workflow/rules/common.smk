@@ -6,26 +6,34 @@ import re
 import sys
 from pathlib import Path
 
-PACKAGE = str(Path(workflow.basedir) / "workflow")
+PACKAGE = str(HOME / "workflow")
 if PACKAGE not in sys.path:
     sys.path.insert(0, PACKAGE)
 
-from rungs import build, settings
+from rungs import build, folder, settings
 from rungs.errors import RungsError
 from rungs.files import ROOT, module_hash
 from rungs.variants import GEMM, load_device, load_experiment
-from snakemake.exceptions import WorkflowError
 
 settings.export_package(PACKAGE)
+notes = []
 try:
     run = settings.resolve(config, planning=workflow.is_main_process)
+    if workflow.is_main_process and workflow.modifier.is_main_snakefile():
+        entered, found = folder.enter(f"results/{run.results}", "logs")
+        notes = [f"rungs: {found}"] if found else []
 except RungsError as error:
-    raise WorkflowError(str(error))
+    stop(error)
 
 if workflow.is_main_process:
-    for line in run.notes:
+    for line in (*run.notes, *notes):
         print(line, file=sys.stderr)
 
+# A process that is killed says nothing itself.
+shell.prefix(
+    "set -euo pipefail; trap 'case $? in 134|137|139) echo \"rungs: this job was killed (exit status $?; 137 may be the kernel,"
+    " out of memory): nothing of it is kept, and the same command does it again.\" >&2;; esac' EXIT; "
+)
 PYTHON = sys.executable
 LIVE = f"results/{run.results}"
 RECORDED = [f"recorded/{name}" for name in run.recorded]
@@ -350,11 +358,7 @@ def sanitized(experiment):
 def sanitized_here(wildcards):
     """All that the target `sanitized` makes. Without a GPU there is nothing that it could do."""
     if not run.gpu:
-        print(
-            "rungs: Compute Sanitizer needs a GPU: the emulator looks for the same mistakes in `snakemake all`.",
-            file=sys.stderr,
-        )
-        sys.exit(1)
+        stop("Compute Sanitizer needs a GPU: the emulator looks for the same mistakes in `snakemake all`.")
     csvs = [path for e in run.experiments for path in sanitized(e)]
     return [*csvs, *(f"{LIVE}/md/{e}_sanitizer.md" for e in run.experiments), f"{LIVE}/data/verdict_sanitize.json"]
 
@@ -512,17 +516,13 @@ def stale_in(wildcards):
 
 @functools.cache
 def stale_as_json(results_set, *experiments):
-    """Read once for all tables and figures of a set: it takes every manifest.
-
-    A WorkflowError from here would be shown with a stack, as one in the input function of a rule: the sentence is enough.
-    """
+    """Read once for all tables and figures of a set: it takes every manifest."""
     from rungs import provenance
 
     try:
         found = provenance.stale(Path("results") / results_set, list(experiments))
     except RungsError as error:
-        print(f"rungs: {error}", file=sys.stderr)
-        sys.exit(1)
+        stop(error)
     return json.dumps(found, sort_keys=True)
 
 

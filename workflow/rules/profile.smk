@@ -2,7 +2,7 @@ rule profile:
     """Read one rung's counters with Nsight Compute; its times never enter a timing column."""
     input:
         binary=BINARY,
-        metrics="config/ncu_metrics.csv",
+        metrics=own("config/ncu_metrics.csv"),
         clock="results/{live}/clock/profile/{experiment}/{variant}.json",
     output:
         csv=ensure("results/{live}/csv/profile/{experiment}/{variant}.csv", non_empty=True),

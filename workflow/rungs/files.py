@@ -7,7 +7,9 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import tempfile
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,8 @@ from rungs.errors import RungsError
 
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout: `Snakefile`, `kernels/`, `config/`."""
+BEGUN = re.compile(r"\..+\.(csv|gz|json|md|png|ptx|sed|svg)\.[a-z0-9_]{8}")
+"""Names of the temporary files of `whole`, for what is made under `results/`."""
 
 
 @contextlib.contextmanager
@@ -42,6 +46,16 @@ def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_begun(folder: Path, seconds: float = 60.0) -> None:
+    """Remove what a process that was killed had begun to write under `folder` and nobody has touched for so long."""
+    for place, _, names in os.walk(folder):
+        for name in filter(BEGUN.fullmatch, names):
+            with contextlib.suppress(OSError):
+                path = Path(place) / name
+                if time.time() - path.stat().st_mtime > seconds:
+                    path.unlink()
 
 
 def _umask() -> int:

@@ -52,6 +52,9 @@ PERMIT = (
     " in /etc/modprobe.d/), or run as an administrator"
 )
 
+SCALED = re.compile(r"[KMGTP](byte|hz|inst|sector|cycle).*|[um]?second|us|ms|s")
+"""Units that are not base ones: a number in them is rounded to a few digits."""
+
 Counter = tuple[str, str, str, float | None]
 """(kernel, metric, unit, value); no value where ncu prints `n/a`."""
 
@@ -268,6 +271,9 @@ def cells(
             outcome.append(Cell(metric.metric, None, "", NO_METRIC, f"{chip} has no such counter."))
         elif failure:
             outcome.append(Cell(metric.metric, None, "", *failure))
+        elif SCALED.fullmatch(unit):
+            why = f"ncu printed it in {unit}, rounded, and not in base units as asked: use another version of Nsight Compute."
+            outcome.append(Cell(metric.metric, None, "", NOT_RUN, why))
         elif value is None:
             outcome.append(Cell(metric.metric, None, unit, NO_METRIC, f"ncu has no value of it on this {chip}."))
         else:

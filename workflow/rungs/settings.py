@@ -32,6 +32,14 @@ from rungs.variants import (
 DEFAULT_ARCH = "sm_90a"
 EMULATOR = "emulator"
 AWAY = "found out on the GPU's machine"
+MAPPINGS = {
+    "measure": "rounds_min: 50",
+    "clock": "mode: observe",
+    "profile": "enabled: false",
+    "sanitize": "tool: auto",
+    "axes": "mn: [512], k: [256]",
+}
+"""Keys of the config that hold keys of their own, and how one is written."""
 QUICK_WARMUP_S = 0.3
 """A quick look does not wait a second in every job; its results are not for recording."""
 
@@ -352,10 +360,18 @@ def _as_lists(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lists(wanted: dict[str, Any]) -> dict[str, Any]:
-    for key in ("measure", "clock", "profile", "axes"):
+    for key, example in MAPPINGS.items():
+        if not isinstance(wanted.get(key, {}), dict):
+            raise RungsError(
+                f"config, key {key}: this is no mapping: write `{key}={{{example}}}`, in quotes in a shell."
+            )
         if key in wanted:
             wanted[key] = _as_numbers(wanted[key])
+    if "axes" in wanted:
+        wanted["axes"] = {k: [v] if isinstance(v, int | float) else v for k, v in wanted["axes"].items()}
     for key in ("experiments", "ladders", "recorded"):
+        if not isinstance(wanted.get(key, ""), list | str):
+            raise RungsError(f"config, key {key}: this is no list of names: write `{key}=[name,name]`.")
         if isinstance(wanted.get(key), str) and "," in wanted[key]:
             raise RungsError(
                 f"config, key {key}: {wanted[key]!r} is one word: write `{key}=[{wanted[key]}]` for several."
@@ -378,7 +394,7 @@ def _as_numbers(value: Any) -> Any:
         return value.lower() == "true"
     if re.fullmatch(r"[+-]?\d{1,18}", value):
         return int(value)
-    return float(value) if re.fullmatch(r"[+-]?\d+\.\d+", value) else value
+    return float(value) if re.fullmatch(r"[+-]?\d*\.\d+", value) else value
 
 
 def profiling_permission(ncu: str) -> str:
