@@ -36,12 +36,12 @@ def write(results: Path, rounds: int) -> None:
     write_set(results, World(variants=VARIANTS, rounds=rounds, between=0.003, floor_jobs=FLOOR_JOBS, profile=""))
 
 
-def aggregated(results: Path) -> tuple[float, float, int]:
+def aggregated(results: Path, variants: list[str] = VARIANTS) -> tuple[float, float, int]:
     """Seconds, processor seconds and peak resident set in bytes of the process that the rule starts."""
     argv = [sys.executable, "-m", "rungs", "aggregate", "--results", str(results), "--experiment", "gemm"]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1] / "workflow")}
     start = time.perf_counter()
-    child = subprocess.Popen([*argv, "--arch", ARCH, "--variants", *VARIANTS], env=environment)
+    child = subprocess.Popen([*argv, "--arch", ARCH, "--variants", *variants], env=environment)
     _, status, usage = os.wait4(child.pid, 0)
     took = time.perf_counter() - start
     child.returncode = os.waitstatus_to_exitcode(status)

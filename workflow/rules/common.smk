@@ -173,12 +173,13 @@ def limits():
     return json.dumps(vars(load_device(run.arch)), sort_keys=True)
 
 
-def macros(wildcards):
-    """The variant's -D macros; where the architecture lacks it, the reason."""
+def unit_of(wildcards):
+    """All that decides a binary and its manifest besides sources, compiler and code; where the architecture lacks it, the reason."""
+    name, arch = wildcards.variant, wildcards.arch
     try:
-        return json.dumps(dict(build.unit_of(wildcards.variant, wildcards.arch).macros))
+        return json.dumps([arch, build.made_of(name, arch)])
     except RungsError as error:
-        return str(error)
+        return f"{name}, {arch}: {error}"
 
 
 def evidence(factorial=False):

@@ -153,6 +153,13 @@ def unit(experiment: Experiment, variant: Variant, device: Device) -> Unit:
     return Unit(variant.name, experiment.name, experiment.kernel, experiment.entry, macros, smem, threads)
 
 
+def made_of(name: str, arch: str) -> list[Any]:
+    """The unit as JSON has it, and what its registers are held against. Raises as `unit_of` does."""
+    wanted, device = unit_of(name, arch), load_device(arch)
+    pinned = device.pinned(wanted.experiment) if wanted.experiment else None
+    return [{**vars(wanted), "macros": dict(wanted.macros)}, device.registers_per_sm, pinned]
+
+
 @functools.cache
 def sources(kernel: str) -> tuple[str, ...]:
     """The kernel and every header of this repo that it includes, directly or not, as paths from the checkout, sorted.
@@ -262,6 +269,8 @@ def _run_ninja(folder: Path, unit: Unit, arch: str, toolchain: Toolchain) -> str
         f"build {_ninja_path(cubin)} | {_ninja_path(report)}: cubin {_ninja_path(ptx)} | {_ninja_path(Path(toolchain.ptxas))}\n"
     )
     write_text(folder / "build.ninja", text)
+    for made in filter(Path.is_symlink, (ptx, cubin)):  # into a cache that other checkouts read
+        made.unlink()
     run = subprocess.run(
         [ninja, "-f", str(folder / "build.ninja"), str(cubin)], cwd=ROOT, capture_output=True, text=True
     )
