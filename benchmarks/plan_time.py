@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pstats
 import re
 import resource
 import shutil
@@ -39,8 +40,11 @@ def widen(experiment: Path, count: int) -> None:
     experiment.write_text(yaml.safe_dump(raw, sort_keys=False), encoding="utf-8")
 
 
-def plan(folder: Path, *profiler: str) -> tuple[float, float, int]:
-    """Seconds and processor seconds of a dry run, and the jobs that it plans. Raises SystemExit where it fails."""
+def plan(folder: Path, *profiler: str, quiet: bool = False) -> tuple[float, float, int]:
+    """Seconds and processor seconds of a dry run, and the jobs that it plans, of which a quiet one says nothing.
+
+    Raises SystemExit where it fails.
+    """
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(folder / "workflow"), str(ROOT / "tests" / "standin")]),
         "RUNGS_STANDIN_NVML": str(folder / "nvml.json"),
@@ -52,6 +56,7 @@ def plan(folder: Path, *profiler: str) -> tuple[float, float, int]:
         "snakemake",
         "--dry-run",
         "all",
+        *(["--quiet"] if quiet else []),
         "--config",
         "experiments=gemm",
         "recorded=[]",
@@ -60,9 +65,9 @@ def plan(folder: Path, *profiler: str) -> tuple[float, float, int]:
     run = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True)
     took, busy = time.perf_counter() - start, _busy() - busy
     total = re.search(r"^total\s+(\d+)$", run.stdout + run.stderr, re.MULTILINE)
-    if run.returncode or not total:
+    if run.returncode or not (total or quiet):
         raise SystemExit(f"snakemake ended with {run.returncode}:\n{(run.stdout + run.stderr)[-2000:]}")
-    return took, busy, int(total[1])
+    return took, busy, int(total[1]) if total else 0
 
 
 def _busy() -> float:
@@ -72,7 +77,8 @@ def _busy() -> float:
 
 def main(arguments: list[str]) -> None:
     print(
-        f"one core of {os.cpu_count()}\n\n| variants | jobs planned | s | processor s |\n| --- | --- | --- | --- |",
+        f"one core of {os.cpu_count()}\n\n| variants | jobs planned | s | processor s | of which to print the jobs |"
+        "\n| --- | --- | --- | --- | --- |",
         flush=True,
     )
     with tempfile.TemporaryDirectory() as temporary:
@@ -94,11 +100,13 @@ def main(arguments: list[str]) -> None:
                 [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
             )
             took, busy, jobs = min(plan(folder) for _ in range(2))
-            print(f"| {counted.stdout.strip()} | {jobs} | {took:.1f} | {busy:.1f} |", flush=True)
+            printing = busy - plan(folder, quiet=True)[1]
+            print(f"| {counted.stdout.strip()} | {jobs} | {took:.1f} | {busy:.1f} | {printing:.1f} |", flush=True)
         if "--profile" in arguments:
             plan(folder, "-m", "cProfile", "-o", str(folder / "profile"))
-            code = f"import pstats; pstats.Stats({str(folder / 'profile')!r}).sort_stats('tottime').print_stats(40)"
-            subprocess.run([sys.executable, "-c", code], check=True)
+            found = pstats.Stats(str(folder / "profile"))
+            found.sort_stats("tottime").print_stats(40)
+            found.sort_stats("cumtime").print_stats(r"/rungs/workflow/|\.smk|/rungs/Snakefile", 40)
 
 
 if __name__ == "__main__":

@@ -153,11 +153,10 @@ def unit(experiment: Experiment, variant: Variant, device: Device) -> Unit:
     return Unit(variant.name, experiment.name, experiment.kernel, experiment.entry, macros, smem, threads)
 
 
-def made_of(name: str, arch: str) -> list[Any]:
-    """The unit as JSON has it, and what its registers are held against. Raises as `unit_of` does."""
-    wanted, device = unit_of(name, arch), load_device(arch)
-    pinned = device.pinned(wanted.experiment) if wanted.experiment else None
-    return [{**vars(wanted), "macros": dict(wanted.macros)}, device.registers_per_sm, pinned]
+def made_of(unit: Unit, device: Device) -> list[Any]:
+    """The unit as JSON has it, and what its registers are held against."""
+    pinned = device.pinned(unit.experiment) if unit.experiment else None
+    return [{**vars(unit), "macros": dict(unit.macros)}, device.registers_per_sm, pinned]
 
 
 @functools.cache
