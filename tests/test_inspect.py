@@ -483,7 +483,7 @@ def test_a_wrong_rule_is_one_sentence(tmp_path, text, message):
 
 
 def test_an_experiment_without_rules_is_refused(monkeypatch):
-    monkeypatch.setattr(rungs_inspect, "load_evidence", lambda: {})
+    monkeypatch.setattr(rungs_inspect, "load_evidence", lambda **_: {})
     with pytest.raises(RungsError, match="has no rules for experiment gemm"):
         rules_of(ladder_variants()[0])
 

@@ -33,6 +33,15 @@ def test_the_same_data_gives_the_same_interval_and_another_seed_another():
     assert bootstrap.median_interval(data)[1] != bootstrap.median_interval(data, seed=2)[1]
 
 
+def test_many_rounds_are_drawn_in_parts_that_change_nothing(monkeypatch):
+    data = noise(1, 41)[0]
+    whole = bootstrap.median_error(data)
+    monkeypatch.setattr(bootstrap, "KEPT", 0)
+    for at_once in (1, 41 * 7, 10**9):
+        monkeypatch.setattr(bootstrap, "AT_ONCE", at_once)
+        assert bootstrap.median_error(data) == whole
+
+
 def test_rounds_that_all_agree_have_an_interval_of_no_width():
     assert bootstrap.median_interval(np.full(30, 0.01)) == (0.01, 0.01, 0.01)
 

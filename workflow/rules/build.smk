@@ -1,23 +1,27 @@
+# `--cache build` takes its output from $SNAKEMAKE_OUTPUT_CACHE: what decides it is therefore among params and inputs, and nothing
+# of the checkout is; a file there has the name's ending alone, so that manifest and cubin lie beside each other behind the links too.
 rule build:
     """Compile one variant, and describe what it was made from, so that a number leads back to its source."""
     input:
         headers_of,
     output:
-        cubin="results/{live}/build/{arch}/{variant}/{variant}.cubin",
-        ptx="results/{live}/build/{arch}/{variant}/{variant}.ptx",
-        manifest=ensure("results/{live}/build/{arch}/{variant}/{variant}.json", non_empty=True),
+        multiext(
+            "results/{live}/build/{arch}/{variant}/{variant}",
+            cubin=".cubin",
+            ptx=".ptx",
+            manifest=".json",
+        ),
     log:
         "logs/{live}/build/{arch}/{variant}.log",
     conda:
         "../../envs/environment.yaml"
     params:
-        python=PYTHON,
         toolchain=run.toolchain,
         compiler=compiler(),
-        macros=macros,
+        unit=unit_of,
         code=module_hash("build", "plan", "wgmma"),
     shell:
-        "{params.python:q} -m rungs build --variant {wildcards.variant:q} --arch {wildcards.arch:q}"
+        '"$RUNGS_PYTHON" -m rungs build --variant {wildcards.variant:q} --arch {wildcards.arch:q}'
         " --toolchain {params.toolchain:q} --output {output.manifest:q} --failure-is-data &> {log:q}"
 
 

@@ -140,26 +140,28 @@ def variant_named(experiment, name):
 
 
 @functools.cache
-def experiment_of(name):
-    return build.find_variant(name)[0]
+def owner_of(name):
+    """The experiment and the variant of a name."""
+    return build.find_variant(name)
 
 
+@functools.cache
 def arms(experiment, variant):
     """The rung's build manifest first, then those of what is timed beside it."""
-    return [manifest_of(v.name) for v in [variant, *run.predecessors(experiment, variant)]]
+    return tuple(manifest_of(v.name) for v in [variant, *run.predecessors(experiment, variant)])
 
 
 def arms_of(wildcards):
-    return arms(wildcards.experiment, variant_of(wildcards))
+    return list(arms(wildcards.experiment, variant_of(wildcards)))
 
 
 def floor_arms(wildcards):
-    return arms(wildcards.experiment, run.experiments[wildcards.experiment].floor_variant)
+    return list(arms(wildcards.experiment, run.experiments[wildcards.experiment].floor_variant))
 
 
 def headers_of(wildcards):
     """The kernel and the headers that it includes: the inputs of a build."""
-    kernel = "stamp.cu" if wildcards.variant == build.STAMP else experiment_of(wildcards.variant).kernel
+    kernel = "stamp.cu" if wildcards.variant == build.STAMP else owner_of(wildcards.variant)[0].kernel
     return headers(kernel)
 
 
@@ -181,12 +183,15 @@ def limits():
     return json.dumps(vars(load_device(run.arch)), sort_keys=True)
 
 
-def macros(wildcards):
-    """The variant's -D macros; where the architecture lacks it, the reason."""
+def unit_of(wildcards):
+    """All that decides a binary and its manifest besides sources, compiler and code; where the architecture lacks it, the reason."""
+    name, arch = wildcards.variant, wildcards.arch
     try:
-        return json.dumps(dict(build.unit_of(wildcards.variant, wildcards.arch).macros))
+        device = load_device(arch)
+        unit = build.unit_of(name, arch) if name == build.STAMP else build.unit(*owner_of(name), device)
+        return json.dumps([arch, build.made_of(unit, device)])
     except RungsError as error:
-        return str(error)
+        return f"{name}, {arch}: {error}"
 
 
 def evidence(factorial=False):

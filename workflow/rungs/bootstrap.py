@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,10 @@ RESAMPLES = 1000
 SEED = 20260101
 FEWEST = 5
 """Rounds below which there is no interval: a block would be most of the data."""
+AT_ONCE = 1_000_000
+"""Numbers that are drawn and sorted at a time: what a process needs does not grow with its rounds."""
+KEPT = AT_ONCE // RESAMPLES
+"""Rounds up to which what was drawn is kept for the next vector of as many."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,14 @@ def median_error(log_ratios: ArrayLike, seed: int = SEED) -> Median:
     if rounds < FEWEST:
         return Median(value, math.inf, 1.0, rounds)
     block = block_length(rounds)
-    index, noise = _draws(rounds, block, seed)
     # Deviations fit in 32 bits, where a sort is a tenth of numpy's 64-bit partition.
     deviation = (data - value).astype(np.float32)
     bandwidth = 0.9 * min(float(deviation.std()), _quartiles_apart(np.sort(deviation)) / 1.349) * rounds**-0.2
-    resampled = np.sort(deviation[index] + np.float32(bandwidth) * noise, axis=1)
-    medians = resampled[:, (rounds - 1) // 2] + resampled[:, rounds // 2]
+    parts = []
+    for index, noise in _kept_draws(rounds, block, seed) if rounds <= KEPT else _draws(rounds, block, seed):
+        resampled = np.sort(deviation[index] + np.float32(bandwidth) * noise, axis=1)
+        parts.append(resampled[:, (rounds - 1) // 2] + resampled[:, rounds // 2])
+    medians = np.concatenate(parts)
     error = float(medians.std(ddof=1, dtype=np.float64)) / 2
     error *= math.sqrt(_tail(np.sign(deviation), block) / (1 - block / rounds))
     return Median(value, error, max(1.0, 1.5 * (rounds / block - 1)), rounds)
@@ -100,13 +107,25 @@ def _quartiles_apart(ordered: NDArray[np.float32]) -> float:
     return quantile(0.75) - quantile(0.25)
 
 
-@functools.lru_cache(maxsize=32)
-def _draws(rounds: int, block: int, seed: int) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
-    """Indices of the resampled rounds and standard normal jitter, both (RESAMPLES, rounds)."""
+Draws = tuple[NDArray[np.intp], NDArray[np.float32]]
+"""Indices of the resampled rounds and standard normal jitter, both (resamples, rounds)."""
+
+
+def _draws(rounds: int, block: int, seed: int) -> Iterator[Draws]:
+    """All `RESAMPLES` in parts of `AT_ONCE` numbers, the same however they are cut."""
     generator = np.random.default_rng(seed)
     starts = generator.integers(0, rounds, (RESAMPLES, math.ceil(rounds / block), 1))
-    index = (starts + np.arange(block)).reshape(RESAMPLES, -1)[:, :rounds] % rounds
-    return index.astype(np.intp), generator.standard_normal((RESAMPLES, rounds), dtype=np.float32)
+    several = max(AT_ONCE // rounds, 1)
+    for first in range(0, RESAMPLES, several):
+        some = starts[first : first + several]
+        index = (some + np.arange(block)).reshape(len(some), -1)[:, :rounds] % rounds
+        yield index.astype(np.intp), generator.standard_normal((len(some), rounds), dtype=np.float32)
+
+
+@functools.lru_cache(maxsize=32)
+def _kept_draws(rounds: int, block: int, seed: int) -> tuple[Draws, ...]:
+    """Most jobs of a set have one of a few numbers of rounds."""
+    return tuple(_draws(rounds, block, seed))
 
 
 def _tail(signs: NDArray[np.float32], block: int) -> float:

@@ -153,6 +153,12 @@ def unit(experiment: Experiment, variant: Variant, device: Device) -> Unit:
     return Unit(variant.name, experiment.name, experiment.kernel, experiment.entry, macros, smem, threads)
 
 
+def made_of(unit: Unit, device: Device) -> list[Any]:
+    """The unit as JSON has it, and what its registers are held against."""
+    pinned = device.pinned(unit.experiment) if unit.experiment else None
+    return [{**vars(unit), "macros": dict(unit.macros)}, device.registers_per_sm, pinned]
+
+
 @functools.cache
 def sources(kernel: str) -> tuple[str, ...]:
     """The kernel and every header of this repo that it includes, directly or not, as paths from the checkout, sorted.
@@ -262,6 +268,8 @@ def _run_ninja(folder: Path, unit: Unit, arch: str, toolchain: Toolchain) -> str
         f"build {_ninja_path(cubin)} | {_ninja_path(report)}: cubin {_ninja_path(ptx)} | {_ninja_path(Path(toolchain.ptxas))}\n"
     )
     write_text(folder / "build.ninja", text)
+    for made in filter(Path.is_symlink, (ptx, cubin)):  # into a cache that other checkouts read
+        made.unlink()
     run = subprocess.run(
         [ninja, "-f", str(folder / "build.ninja"), str(cubin)], cwd=ROOT, capture_output=True, text=True
     )

@@ -180,10 +180,15 @@ def matches(opcode: str, pattern: str) -> bool:
 
 
 @functools.cache
-def load_evidence(path: Path = CONFIG / "evidence.yaml") -> dict[str, list[dict[str, Any]]]:
-    """The rules by experiment. Raises RungsError for a file that breaks the schema or names a factor or level there is not."""
+def load_evidence(path: Path = CONFIG / "evidence.yaml", only: str = "") -> dict[str, list[dict[str, Any]]]:
+    """The rules by experiment; with `only`, no other experiment's file is read, since most jobs ask for one.
+
+    Raises RungsError for a file that breaks the schema or names a factor or level there is not.
+    """
     rules = schemas.read_yaml(path, "evidence")
     for name, wanted in rules.items():
+        if only and name != only:
+            continue
         factors = load_experiment(name).factors
         for rule in wanted:
             for factor, levels in rule.get("levels", {}).items():
@@ -202,7 +207,7 @@ def load_evidence(path: Path = CONFIG / "evidence.yaml") -> dict[str, list[dict[
 
 def rules_of(variant: Variant, arch: str = "") -> list[Rule]:
     """The rules that a variant's levels call for, in the file's order; those for other architectures than `arch` are left out."""
-    wanted = load_evidence().get(variant.experiment)
+    wanted = load_evidence(only=variant.experiment).get(variant.experiment)
     if wanted is None:
         raise RungsError(
             f"config/evidence.yaml has no rules for experiment {variant.experiment}: add what proves its levels."

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -151,7 +152,8 @@ class Run:
 
 
 def export_package(folder: str) -> None:
-    """Let every job's `python -m rungs` find this very package, installed or not."""
+    """Let every job's `python -m rungs` find this very package, installed or not, and a job that may not name it this Python."""
+    os.environ["RUNGS_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
 
 

@@ -352,6 +352,7 @@ class Experiment:
         return ", ".join(f"{axis.title} {axis.label(value)}" for axis, value in named)
 
 
+@functools.cache
 def _regex(pattern: str) -> str:
     """What the names of a pattern match, a group for each factor."""
     return re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", re.escape(pattern))
