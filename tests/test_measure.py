@@ -69,7 +69,8 @@ def test_a_twin_is_the_same_binary_under_another_name(checkout):
 def test_step_builds_measures_and_says_what_the_factor_bought(checkout):
     done = checkout.rungs("step", "S2", "S3", "--shape", "512,512,512", "--shape", "512x512x256")
     assert done.code == 0, done.text
-    first, *lines = [line for line in done.text.splitlines() if not line.startswith("abl_")]
+    waited = "Another process is measuring on GPU "  # of another test, on the same stand-in
+    first, *lines = [line for line in done.text.splitlines() if not line.startswith(("abl_", waited))]
     assert first == "S2>S3, factor swizzle, on NVIDIA H200:"
     assert [line.split(":")[0].strip() for line in lines] == ["512x512x512", "512x512x256"]
     assert all(" %, faster (A/A " in line.replace("],", "%,") or "faster (A/A" in line for line in lines)

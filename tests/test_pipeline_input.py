@@ -145,13 +145,18 @@ def told(tmp_path_factory):
         return dict(zip(CASES, pool.map(tell, enumerate(CASES.values())), strict=True))
 
 
+LATE = "GPU of a cluster without its scheduler"
+"""Seen only when Snakemake knows who runs its jobs: what it says before is said already."""
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_bad_input_is_one_sentence_and_starts_nothing(told, name):
     result, sentence = told[name], CASES[name][-1]
     assert result.code == 1
     assert sentence in result.text
     assert "Traceback" not in result.text and "common.smk" not in result.text
-    assert len(result.said) == 1 and sentence in result.said[0], "nothing is said but the sentence"
+    assert sentence in result.said[-1]
+    assert len(result.said) == 1 or name == LATE, "nothing is said but the sentence"
     assert result.jobs == []
     assert sum(sentence[:40] in line for line in result.text.splitlines()) == 1, "once"
 

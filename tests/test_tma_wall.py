@@ -290,7 +290,12 @@ def counted(variant: Variant, at: tuple[int, ...]) -> dict[str, int]:
         return {"tma_store": tiles, "bytes_tma_store": tiles * tile, "sts": filled, "ldg": filled}
     parts = tile // 1024 if level["map"] == 1 else level["multicast"]
     reads = tiles * level["multicast"] * -(-tile // 4096)
-    return {"tma_load": tiles * parts, "bytes_tma_load": tiles * tile, "lds": reads, "wavefronts_lds": reads}
+    return {
+        "tma_load": tiles * parts,
+        "bytes_tma_load": tiles * tile * level["multicast"],
+        "lds": reads,
+        "wavefronts_lds": reads,
+    }
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)

@@ -183,7 +183,7 @@ HOLDS_ITSELF["x"] = HOLDS_ITSELF  # `measure: &a {x: *a}` in YAML
         ({"measure": {**CONFIG["measure"], "seed": 2**63}}, "greater than the maximum"),
         ({10**5000: None}, "config holds itself, hundreds of levels or a number of thousands of digits"),
         ({"measure": HOLDS_ITSELF}, "a value holds itself or hundreds of levels: write it out flat"),
-        ({"recorded": HOLDS_ITSELF}, "is not of type 'array'"),
+        ({"recorded": HOLDS_ITSELF}, "key recorded: this is no list of names"),
     ],
 )  # fmt: skip
 def test_a_config_that_means_nothing_is_one_sentence(monkeypatch, change, sentence):

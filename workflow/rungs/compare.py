@@ -145,7 +145,10 @@ def opened(spec: str) -> Iterator[Path]:
         )
     with tempfile.TemporaryDirectory(prefix="rungs-compare-") as temporary:
         with tarfile.open(fileobj=io.BytesIO(_git("archive", "--format=tar", sha, "--", *there))) as archive:
-            archive.extractall(temporary, filter="data")
+            if hasattr(tarfile, "data_filter"):  # Python 3.11 has it from its fourth release on
+                archive.extractall(temporary, filter="data")
+            else:
+                archive.extractall(temporary)
         try:
             yield Path(temporary) / path
         except RungsError as error:
