@@ -1,6 +1,5 @@
 """From a results set whose truth is known to its data, and what is refused on the way."""
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +10,8 @@ import pytest
 
 from rungs import aggregate, schemas, stats, variants
 from rungs.errors import RungsError
-from rungs.files import ROOT, sha256_file
+from rungs.files import sha256_file
+from scripts import benchmark
 from synthetic import ARCH, World, write_set, write_sweep
 
 EXPERIMENT = variants.load_experiment("gemm")
@@ -546,15 +546,11 @@ def test_between_jobs_the_floor_compares_steps_and_falls_back_to_the_control(tmp
 
 def test_fifty_thousand_rounds_take_seconds_and_little_memory(tmp_path):
     """benchmarks/aggregate_time.py has the figures of a million; bounds are three times what a loaded machine needs."""
-    spec = importlib.util.spec_from_file_location("aggregate_time", ROOT / "benchmarks" / "aggregate_time.py")
-    assert spec and spec.loader
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
     names = [name_of(f"B{rung}") for rung in range(8)]
     rounds, jobs = 2275, len(names) + 3
     write_set(tmp_path / "h200", World(variants=names, shapes=SHAPES, rounds=rounds, profile=""))
     assert rounds * jobs * len(SHAPES) > 50_000
-    _, busy, peak = benchmark.aggregated(tmp_path / "h200", names)
+    _, busy, peak = benchmark("aggregate_time").aggregated(tmp_path / "h200", names)
     assert busy < 20 and peak < 500 * 2**20
     frame = schemas.read_csv("shapes", tmp_path / "h200" / "data" / "gemm" / "shapes.csv")
     assert len(frame) == len(names) * len(SHAPES) and (frame["rounds"] == rounds).all()

@@ -5,30 +5,17 @@ may deviate by: 2.6 binomial deviations of 150 at 95 %, which are 4.6 %, either 
 (ten steps, five factors, ten interactions) deviate by less.
 """
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rungs import bootstrap, effects, shapley, stats
+from scripts import benchmark
 
-PATH = Path(__file__).resolve().parents[1] / "benchmarks" / "interval_coverage.py"
 EXPERIMENTS, ALIKE = 150, 60
 
-
-def load():
-    spec = importlib.util.spec_from_file_location("interval_coverage", PATH)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-simulated = load()
+simulated = benchmark("interval_coverage")
 
 
 @pytest.fixture(scope="module")

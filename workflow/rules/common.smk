@@ -580,8 +580,7 @@ def check_executor():
         sentence = "on a cluster each node would take device auto for its own: say `--config device=h200 arch=sm_90a`, or what else its GPUs are, or `device=emulator`"
     else:
         return
-    print(f"rungs: {sentence}.", file=sys.stderr)
-    sys.exit(1)
+    stop(f"{sentence}.")
 
 
 def release_clocks():

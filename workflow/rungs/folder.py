@@ -22,8 +22,8 @@ ROOM = 1 << 20
 def enter(*places: str) -> tuple[IO[bytes], str]:
     """(what must be kept open as long as this Snakemake runs, what the user is to know of others, or an empty string).
 
-    `places` are the folders that will be written to, where they exist. A lock that is left is only removed where no other Snakemake of rungs is in the folder. Raises RungsError where nothing can
-    be written.
+    `places` are the folders that will be written to, where they exist. A lock that is left is only removed where no other Snakemake
+    of rungs is in the folder. Raises RungsError where nothing can be written.
     """
     where = OWN.parent
     try:

@@ -538,9 +538,7 @@ def _check_bridge(experiment: Experiment) -> None:
         experiment.bridge["to"],
         experiment.bridge["experiment"],
     )
-    rungs = [rung for ladder in experiment.ladders.values() for rung in ladder.rungs]
-    if to not in rungs:
-        raise RungsError(f"{where} leads to {to!r}, which is none of its rungs: name one of {', '.join(rungs)}.")
+    _check_rung(experiment, to, "its bridge leads to")
     if other not in experiment_names():
         raise RungsError(
             f"{where} comes from {other!r}, which is no experiment: choose one of {', '.join(experiment_names())}."
@@ -549,12 +547,16 @@ def _check_bridge(experiment: Experiment) -> None:
 
 def _check_choice(experiment: Experiment) -> None:
     """The rungs that the rule chooses from are rungs."""
-    rungs = [rung for ladder in experiment.ladders.values() for rung in ladder.rungs]
     for rung in (experiment.choice or {"rungs": ()})["rungs"]:
-        if rung not in rungs:
-            raise RungsError(
-                f"Experiment {experiment.name}: choice names {rung!r}, which is none of its rungs: name one of {', '.join(rungs)}."
-            )
+        _check_rung(experiment, rung, "choice names")
+
+
+def _check_rung(experiment: Experiment, rung: str, who: str) -> None:
+    rungs = [rung for ladder in experiment.ladders.values() for rung in ladder.rungs]
+    if rung not in rungs:
+        raise RungsError(
+            f"Experiment {experiment.name}: {who} {rung!r}, which is none of its rungs: name one of {', '.join(rungs)}."
+        )
 
 
 def _check_pattern(experiment: Experiment) -> None:
