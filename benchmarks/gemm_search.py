@@ -49,7 +49,7 @@ def chosen_variants(experiment: Experiment, base: str, where: list[list[str]], m
                 found.append(experiment.assign({**dict(first.levels), **dict(zip(asked, levels, strict=True))}))
             except RungsError as reason:
                 if "no level" in str(reason) or "unknown factor" in str(reason):
-                    raise
+                    sys.exit(f"gemm_search: {reason}")
     return list(dict.fromkeys([*found, *map(experiment.variant, more)]))
 
 

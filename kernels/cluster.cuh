@@ -1,4 +1,4 @@
-// What CTAs of a cluster read of each other's shared memory, and launches that begin before the one ahead of them has ended.
+// What CTAs of a cluster send into each other's shared memory, and launches that begin before the one ahead of them has ended.
 // One free function per instruction, as in ptx.cuh; sm_90 on.
 #pragma once
 
@@ -14,23 +14,31 @@ __device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
-// What this thread wrote to shared memory before its arrival, the others may read after their wait.
-__device__ __forceinline__ void barrier_cluster_arrive_release() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
 __device__ __forceinline__ void barrier_cluster_wait_acquire() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// `source` comes from mapa.
-__device__ __forceinline__ float4 ld_shared_cluster_v4(u32 source) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(source)
+// Into the shared memory of another CTA; once the 16 bytes are there, they count at a barrier of that CTA. `target` and `barrier`
+// come from mapa.
+__device__ __forceinline__ void st_async_v4(u32 target, float x, float y, float z, float w, u32 barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(target),
+               "f"(x), "f"(y), "f"(z), "f"(w), "r"(barrier)
                : "memory");
-  return v;
+}
+
+// As mbarrier_try_wait_parity, for what other CTAs of the cluster have sent.
+__device__ __forceinline__ bool mbarrier_try_wait_parity_cluster(u32 barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
 }
 
 // ---- dependent launches ----------------------------------------------------------------------------------------------
@@ -41,16 +49,6 @@ __device__ __forceinline__ void griddepcontrol_wait() { asm volatile("griddepcon
 // Once every CTA has come here or ended, the launch behind this one may begin.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
-// ---- stores ----------------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ void st_shared_v2(u32 target, float x, float y) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(target), "f"(x), "f"(y) : "memory");
-}
-
-__device__ __forceinline__ void st_global_v2(void* target, u32 x, u32 y) {
-  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(target), "r"(x), "r"(y) : "memory");
 }
 
 }  // namespace ptx

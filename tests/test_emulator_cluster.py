@@ -231,6 +231,59 @@ def test_a_multicast_into_what_another_cta_still_reads_is_a_race(tmp_path):
         assert bool(found) == races, result.findings
 
 
+# Every thread sends its number and its CTA's to the next CTA of the cluster, where the mbarrier counts what has come.
+SEND = """
+@%p1 bra $EXPECTED;
+mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1+2048], {bytes};
+$EXPECTED:
+bar.warp.sync -1;
+xor.b32 %r20, %r61, 1;
+shl.b32 %r21, %r0, 3;
+add.u32 %r21, %r1, %r21;
+add.u32 %r22, %r1, 2048;
+mapa.shared::cluster.u32 %r23, %r21, %r20;
+mapa.shared::cluster.u32 %r24, %r22, {ctas};
+st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%r23], {{%r0, %r60}}, [%r24];
+"""
+RECEIVE = WAIT.replace("parity.", "parity.acquire.cluster.")
+TAKE = """
+ld.shared.v2.u32 {%r40, %r41}, [%r21];
+mad.lo.u32 %r40, %r41, 100, %r40;
+st.global.u32 [%rd0], %r40;
+"""
+
+
+@pytest.mark.parametrize("delivery", ["early", "late"])
+@pytest.mark.parametrize("schedule", ["cta", "ascending", "random"])
+def test_what_is_sent_to_another_cta_lands_there_and_completes_there(delivery, schedule, tmp_path):
+    body = INIT.format(count=1, together=TOGETHER) + SEND.format(bytes=256, ctas="%r20") + RECEIVE + TAKE
+    got, result = run(tmp_path, body, delivery=delivery, schedule=schedule, race=True)
+    assert (got == np.array([1, 0, 3, 2])[:, None] * 100 + np.arange(32)).all() and not result.findings
+    assert result.counts.total("st_async") == 4 and not result.counts.total("sts")
+
+
+@pytest.mark.parametrize(
+    ("bytes", "ctas", "sentence"),
+    [
+        (264, "%r20", "for ever at phase 0 of the mbarrier at byte 2048 of shared memory, which lacks 8 bytes"),
+        (248, "%r20", "lands in phase 1 of the mbarrier at byte 2048 .* it expected fewer bytes than were copied|for ever at"),
+        (256, "%r61", "writes to CTA [01] of the cluster and completes on an mbarrier of CTA [01], where one CTA was expected"),
+    ],
+)  # fmt: skip
+def test_what_is_sent_wrongly(bytes, ctas, sentence, tmp_path):
+    body = INIT.format(count=1, together=TOGETHER) + SEND.format(bytes=bytes, ctas=ctas) + RECEIVE + TAKE
+    with pytest.raises(EmulationError, match=sentence):
+        run(tmp_path, body, delivery="late")
+
+
+def test_what_is_sent_and_not_waited_for_is_a_race_and_may_find_its_cta_ended(tmp_path):
+    body = INIT.format(count=1, together=TOGETHER) + SEND.format(bytes=256, ctas="%r20") + TAKE
+    _, result = run(tmp_path, body, race=True, delivery="early")
+    assert {finding.kind for finding in result.findings} == {"race", "left behind"}
+    assert any(re.search(r"reads byte \d+ of .* which .*st.async.* writes, with nothing", f.sentence) for f in result.findings)
+    assert any("where that CTA was expected to wait for the mbarrier" in f.sentence for f in result.findings)
+
+
 def test_a_cta_without_its_cluster_is_not_run(tmp_path):
     with pytest.raises(EmulationError, match="CTAs of a cluster run together: ask for whole clusters of 2"):
         run(tmp_path, "", ctas=[1, 2])

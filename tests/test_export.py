@@ -385,7 +385,6 @@ def test_all_three_files_or_none(tmp_path, monkeypatch):
         ("H99", "new", r"'H99' is no variant of \w+: a variant is named .*\."),
         ("hop_t128128_s9_pw1_ps0_cl11_c0_pp0_o0_k1_dl1_bl1", "new", r"Experiment hopper_gemm has no level 9 of factor stages: .*\."),
         ("hop_t128256_s8_pw1_ps1_cl21_c2_pp0_o2_k1_dl1_bl1", "new", r"\w+ needs \d+ bytes of shared memory, but .*\."),
-        ("hop_t128128_s1_pw1_ps0_cl11_c0_pp0_o0_k2_dl1_bl1", "new", r"\w+: the partial sums of a split tile take .*\."),
         ("B6", "new", rf"{GEMM.variant('B6').name} is of experiment gemm, .*: choose a variant of hopper_gemm\."),
         ("W4", "new", r"\S+ is of experiment smem_read, .*: choose a variant of hopper_gemm\."),
         ("H10", "file", r"\S+/file is a file, and an export is three files in a folder: name a folder\."),

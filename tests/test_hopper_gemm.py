@@ -142,11 +142,18 @@ def test_other_shapes_are_refused_in_one_sentence(shape, sentence):
         check_problem(HOPPER, RUNGS["H7"], shape)
 
 
-def test_a_split_tile_whose_sums_do_not_fit_its_stages_is_refused():
-    small = HOPPER.variant("hop_t128128_s2_pw1_ps0_cl11_c0_pp0_o0_k4_dl1_bl1")
-    sentence = "the partial sums of a split tile take 69632 bytes and its stages have 65536: choose more stages."
-    with pytest.raises(Refused, match=sentence):
-        plan(HOPPER, small, DEVICE, (512, 512, 512), ADDRESSES)
+def test_a_split_tile_receives_what_others_send_of_its_columns():
+    """D9: 64 x 128 over three CTAs, of 16 chunks of 8 columns at most 6 are added up in one; the two others send it theirs."""
+    d8, d9 = (smem_need(HOPPER, RUNGS[rung]) for rung in ("D8", "D9"))
+    assert d9 - d8 == 2 * 64 * 6 * 8 * 4
+    k6, k8 = (smem_need(HOPPER, RUNGS[rung]) - smem_need(HOPPER, RUNGS["K1"]) for rung in ("K6", "K8"))
+    assert (k6, k8) == (5 * 128 * 3 * 8 * 4, 7 * 128 * 2 * 8 * 4)
+
+
+def test_stages_that_leave_no_room_for_the_sums_of_others_are_refused():
+    large = HOPPER.variant("hop_t128128_s6_pw1_ps0_cl11_c0_pp0_o0_k6_dl1_bl1")
+    with pytest.raises(Refused, match="needs 259072 bytes of shared memory, but 1 CTAs per SM leave 232448"):
+        plan(HOPPER, large, DEVICE, (512, 512, 512), ADDRESSES)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,10 @@ constexpr int ROWS = PINGPONG ? BM : BM / MULTIPLIERS;  // of C that a warpgroup
 constexpr int ROW_BLOCKS = ROWS / 64;                   // wgmma takes 64 at a time
 constexpr int COLUMN_CHUNKS = BN / 64;
 constexpr int A_BYTES = BM * BK * 2, B_BYTES = BN * BK * 2, C_SLOT_BYTES = 64 * 64 * 2;
-constexpr int PARTIAL_PITCH = BN + 8;  // floats: eight rows of a fragment then start 8 banks apart, two wavefronts a store
+
+// Where CTAs share the K of a tile, each adds up some chunks of 8 columns of it: those from `first_chunk` of its rank on.
+constexpr unsigned CHUNKS = BN / 8, MOST_CHUNKS = (CHUNKS + SPLIT - 1) / SPLIT;
+__device__ constexpr unsigned first_chunk(unsigned rank_k) { return rank_k * CHUNKS / SPLIT; }
 
 static_assert(BK == 64, "a row of a K-major tile is the 128 bytes of one swizzled row");
 static_assert(ROWS % 64 == 0 && ROWS >= 64, "wgmma multiplies 64 rows at a time");
@@ -38,7 +41,7 @@ static_assert(!PINGPONG || MULTIPLIERS == 2, "two warpgroups take turns");
 static_assert(PRODUCER || (!PERSISTENT && !PINGPONG && !MULTICAST),
               "only a producer runs ahead: into the next tile, for the other warpgroup, and for the other CTA");
 static_assert(PERSISTENT || !PINGPONG, "warpgroups that take turns have more than one tile");
-static_assert(SPLIT == 1 || (!PERSISTENT && !STAGED_C), "a split tile's sums lie where its stages were, and go to C from there");
+static_assert(SPLIT == 1 || (!PERSISTENT && !STAGED_C), "sums of a split tile are received once, and go to C from the fragments");
 static_assert(BM / CLUSTER_N % 8 == 0 && BN / CLUSTER_M % (K_BY_N ? 64 : 8) == 0,
               "each CTA of a cluster loads whole swizzle patterns");
 
@@ -63,12 +66,11 @@ struct alignas(1024) Stage {
 struct alignas(1024) Shared {
   Stage stage[STAGES];
   unsigned char c[MULTIPLIERS][C_SLOTS][STAGED_C ? C_SLOT_BYTES : 0];
+  float4 sums[SPLIT - 1][MOST_CHUNKS][ROW_BLOCKS][MULTIPLIERS * GROUP];  // of the other CTAs of a split tile, by thread
   unsigned long long full[STAGES];   // a K tile has landed
   unsigned long long empty[STAGES];  // every warp that multiplies it has read it, here and in the CTAs that share it
+  unsigned long long received[SPLIT > 1];  // the sums of the other CTAs are here
 };
-
-static_assert(SPLIT == 1 || sizeof(Stage) * STAGES >= sizeof(float) * BM * PARTIAL_PITCH,
-              "the partial sums of a split tile lie where its stages were: choose more stages");
 
 // Named barriers: 0 is __syncthreads.
 enum Named : unsigned { TURN = 1, STORE = 3 };
@@ -103,6 +105,12 @@ struct HopperGemm {
           ptx::mbarrier_init(ptx::shared_address(&shared.empty[s]),
                              (PINGPONG ? 1 : MULTIPLIERS) * GROUP_WARPS * SHARERS);
       }
+      if constexpr (SPLIT > 1) {
+        const unsigned received = ptx::shared_address(shared.received);
+        ptx::mbarrier_init(received, 1);
+        ptx::mbarrier_arrive_expect_tx(received, (first_chunk(rank_k + 1) - first_chunk(rank_k)) * (SPLIT - 1) *
+                                                     sizeof shared.sums[0][0]);
+      }
       ptx::fence_mbarrier_init();
     }
     if constexpr (CLUSTER > 1)
@@ -119,13 +127,10 @@ struct HopperGemm {
       if constexpr (MULTIPLIERS > 1) ptx::setmaxnreg_dec<24>();
       if (warp == MULTIPLIERS * GROUP_WARPS && ptx::elect_sync()) produce();
       __syncwarp();
-      if constexpr (SPLIT > 1) exchange();
     } else {
       if constexpr (PRODUCER && MULTIPLIERS > 1) ptx::setmaxnreg_inc<240>();
       multiply_and_store();
     }
-    // The others may still read this CTA's sums.
-    if constexpr (SPLIT > 1) meet_cluster();
   }
 
   // Every thread of the cluster.
@@ -287,7 +292,7 @@ struct HopperGemm {
     }
     if constexpr (PRODUCER) place(tile);  // of the store: while the last wgmma run
     ptx::wgmma_wait_group<0>();
-    if (PRODUCER && PENDING > 0 && (SPLIT == 1 || !MULTICAST || k_tiles > 0)) release(before);  // a share may be empty
+    if (PRODUCER && PENDING > 0 && (SPLIT == 1 || k_tiles > 0)) release(before);  // a share may be empty
   }
 
   // The wgmma of one K tile: 16 of K at a time.
@@ -319,7 +324,7 @@ struct HopperGemm {
   // ---- C ---------------------------------------------------------------------------------------------------------------
 
   // Straight from the fragments: a quad of lanes writes 16 consecutive bytes of a row, half a sector.
-  __device__ __forceinline__ void store_direct(const float (&acc)[ROW_BLOCKS][BN / 2]) {
+  __device__ __forceinline__ void store_direct(const float (&acc)[ROW_BLOCKS][BN / 2], unsigned first = 0, unsigned last = BN / 8) {
     const unsigned row0 = m0 + first_row() + warp % GROUP_WARPS * 16 + lane / 4, column0 = n0 + lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < ROW_BLOCKS; ++i)
@@ -328,7 +333,7 @@ struct HopperGemm {
         const unsigned row = row0 + 64 * i + 8 * half;
         ptx::u32* target = c + (static_cast<unsigned long long>(row) * n + column0) / 2;
 #pragma unroll
-        for (int j = 0; j < BN / 8; ++j)
+        for (unsigned j = first; j < last; ++j)
           if (row < m && column0 + 8 * j < n)
             ptx::st_global_u32(target + 4 * j, pack_bf16x2(acc[i][4 * j + 2 * half], acc[i][4 * j + 2 * half + 1]));
       }
@@ -378,55 +383,49 @@ struct HopperGemm {
     return ptx::shared_address(shared.c[group][parts % C_SLOTS == 0 ? part % C_SLOTS : (first_slot + part) % C_SLOTS]);
   }
 
-  // The CTAs of the cluster have a share of K each. Their sums meet in shared memory: each adds up some rows, over the CTAs in
-  // their order, so that the result is the same each time.
-  __device__ __forceinline__ void store_split(const float (&acc)[ROW_BLOCKS][BN / 2]) {
-    const unsigned partial = ptx::shared_address(shared.stage);
-    ptx::bar_sync(STORE, MULTIPLIERS * GROUP);  // the stages are everybody's, and now nobody reads them any more
+  // The CTAs of the cluster have a share of K each. Each sends the others what they add up, straight from its registers, and adds
+  // what they send to its own, over the CTAs in their order, so that the result is the same each time. None ends before it has
+  // received, so that all that is sent to it finds it there.
+  __device__ __forceinline__ void store_split(float (&acc)[ROW_BLOCKS][BN / 2]) {
+    const unsigned same_place = rank - first_rank, received = ptx::shared_address(shared.received);
 #pragma unroll
-    for (int i = 0; i < ROW_BLOCKS; ++i)
+    for (unsigned chunk = 0; chunk < MOST_CHUNKS; ++chunk)  // to each CTA in turn: none is sent more than others at a time
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const unsigned row = first_row() + 64 * i + warp % GROUP_WARPS * 16 + lane / 4 + 8 * half;
+      for (unsigned to = 0; to < SPLIT; ++to)
+        if (first_chunk(to) + chunk < first_chunk(to + 1) && to != rank_k)
 #pragma unroll
-        for (int j = 0; j < BN / 8; ++j)
-          ptx::st_shared_v2(partial + (row * PARTIAL_PITCH + 8 * j + lane % 4 * 2) * 4, acc[i][4 * j + 2 * half],
-                            acc[i][4 * j + 2 * half + 1]);
+          for (int i = 0; i < ROW_BLOCKS; ++i) {
+            const float* sums = &acc[i][4 * (first_chunk(to) + chunk)];
+            const unsigned place = ptx::shared_address(&shared.sums[slot(rank_k, to)][chunk][i][threadIdx.x]);
+            ptx::st_async_v4(ptx::mapa(place, to * PLANE + same_place), sums[0], sums[1], sums[2], sums[3],
+                             ptx::mapa(received, to * PLANE + same_place));
+          }
+    while (!ptx::mbarrier_try_wait_parity_cluster(received, 0)) {
+    }
+#pragma unroll
+    for (unsigned to = 0; to < SPLIT; ++to)
+      if (to == rank_k) {
+#pragma unroll
+        for (unsigned chunk = 0; chunk < first_chunk(to + 1) - first_chunk(to); ++chunk)
+#pragma unroll
+          for (int i = 0; i < ROW_BLOCKS; ++i) {
+            float* own = &acc[i][4 * (first_chunk(to) + chunk)];
+            float sum[4] = {};
+#pragma unroll
+            for (unsigned of = 0; of < SPLIT; ++of) {
+              const uint4 sent = of == to ? uint4{} : ptx::ld_shared_v4(ptx::shared_address(&shared.sums[slot(of, to)][chunk][i][threadIdx.x]));
+              sum[0] += of == to ? own[0] : __uint_as_float(sent.x), sum[1] += of == to ? own[1] : __uint_as_float(sent.y);
+              sum[2] += of == to ? own[2] : __uint_as_float(sent.z), sum[3] += of == to ? own[3] : __uint_as_float(sent.w);
+            }
+#pragma unroll
+            for (int v = 0; v < 4; ++v) own[v] = sum[v];
+          }
+        store_direct(acc, first_chunk(to), first_chunk(to + 1));
       }
-    exchange();
-
-    // Each thread asks for all that it adds up before it waits for any of it: the way between SMs is long.
-    constexpr unsigned QUADS = BN / 4, THREADS = MULTIPLIERS * GROUP;
-    constexpr unsigned MOST = (BM + SPLIT - 1) / SPLIT * QUADS, ITEMS = (MOST + THREADS - 1) / THREADS;
-    const unsigned first = rank_k * BM / SPLIT, last = (rank_k + 1) * BM / SPLIT;
-    float4 parts[ITEMS][SPLIT];
-#pragma unroll
-    for (unsigned i = 0; i < ITEMS; ++i) {
-      const unsigned item = threadIdx.x + i * THREADS, row = first + item / QUADS, column = item % QUADS * 4;
-      if (row < last)
-#pragma unroll
-        for (unsigned other = 0; other < SPLIT; ++other)
-          parts[i][other] = ptx::ld_shared_cluster_v4(
-              ptx::mapa(partial + (row * PARTIAL_PITCH + column) * 4, other * PLANE + rank - first_rank));
-    }
-#pragma unroll
-    for (unsigned i = 0; i < ITEMS; ++i) {
-      const unsigned item = threadIdx.x + i * THREADS, row = first + item / QUADS, column = item % QUADS * 4;
-      float4 sum = {};
-#pragma unroll
-      for (unsigned other = 0; other < SPLIT; ++other)
-        sum.x += parts[i][other].x, sum.y += parts[i][other].y, sum.z += parts[i][other].z, sum.w += parts[i][other].w;
-      if (row < last && m0 + row < m && n0 + column < n)
-        ptx::st_global_v2(c + (static_cast<unsigned long long>(m0 + row) * n + n0 + column) / 2, pack_bf16x2(sum.x, sum.y),
-                          pack_bf16x2(sum.z, sum.w));
-    }
   }
 
-  // Every thread of the cluster, the producer's too: from here on the sums of the others can be read.
-  __device__ __forceinline__ void exchange() {
-    ptx::barrier_cluster_arrive_release();
-    ptx::barrier_cluster_wait_acquire();
-  }
+  // Where CTA `to` receives what the CTA with share `of` of K sends it: it sends itself nothing.
+  __device__ __forceinline__ static unsigned slot(unsigned of, unsigned to) { return of < to ? of : of - 1; }
 };
 
 // grid = the tiles of C, or as many CTAs as fit at once, each time the CTAs of a cluster; block = 128 threads for each

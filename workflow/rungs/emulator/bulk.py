@@ -1,4 +1,4 @@
-"""The copy engine: cp.async.bulk in one dimension and of tensors in one to five, with their groups.
+"""The copy engine: cp.async.bulk in one dimension and of tensors in one to five, with their groups; and st.async.
 
 A tensor copy moves a box of the tensor. Where it lies in shared memory is the hardware's swizzle of plain row-major
 order: the address bits from 7 up are XOR-ed onto the 16-byte chunk bits from 4 up, one, two or three of them for 32, 64
@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from rungs.emulator.alu import _view
 from rungs.emulator.loads import addresses_of, combination
-from rungs.emulator.memory import GLOBAL_BASE
+from rungs.emulator.memory import GLOBAL_BASE, REMOTE_BITS, words
 from rungs.emulator.parser import Address, Instruction
-from rungs.emulator.state import DTYPES, Array, Batch, Decoder, Mask, Step, Unit, remember, uniform
-from rungs.emulator.sync import Mbarrier, each_mbarrier, expect
+from rungs.emulator.state import DTYPES, Array, Batch, Decoder, Mask, Step, Unit, items, remember, uniform
+from rungs.emulator.sync import Mbarrier, each_mbarrier, each_mbarrier_of_cluster, expect
 from rungs.plan import SWIZZLE_SPAN_BYTES, TensorMap
 
 CHUNK = 16
@@ -26,7 +27,7 @@ SWIZZLE_BITS = {"none": 0, "32B": 1, "64B": 3, "128B": 7}
 
 @dataclass(eq=False)
 class Load:
-    """A copy into shared memory of some CTAs, of which `bytes` each complete on `barrier` in `phase`."""
+    """Copies into shared memory of some CTAs, of which `bytes` each complete on `barrier` in `phase`. `rows` count `size` bytes."""
 
     ins: Instruction
     rows: Array
@@ -35,6 +36,7 @@ class Load:
     bytes: int
     barrier: Mbarrier
     phase: Array
+    size: int = CHUNK
 
     def land(self, batch: Batch) -> None:
         late = self.barrier.phase[self.ctas] != self.phase
@@ -44,7 +46,7 @@ class Load:
                 f" {self.barrier.address - 1024} of shared memory, where phase {int(self.phase[late][0])} was expected: it"
                 " expected fewer bytes than were copied"
             )
-        batch.shared.flat(CHUNK)[self.rows] = self.values
+        batch.shared.flat(self.size)[self.rows] = self.values
         arrived = np.bincount(self.ctas, minlength=batch.ctas) * self.bytes
         expect(self.barrier, -arrived, self.ins)
         self.barrier.settle(batch)
@@ -290,11 +292,56 @@ def _load(decoder: Decoder, ins: Instruction, tensor: bool) -> Step:
             if batch.race:
                 batch.race.bulk_uses(issue, barrier, pc, targets)
                 batch.race.bulk_write(issue, held, barrier, pc, targets)
-            copy = Load(ins, held, values, targets, bytes, barrier, barrier.phase[targets])
-            if batch.late:
-                batch.in_flight.append(copy)
-            else:
-                copy.land(batch)
+            _send(batch, Load(ins, held, values, targets, bytes, barrier, barrier.phase[targets]))
+
+    return step
+
+
+def _send(batch: Batch, copy: Load) -> None:
+    if batch.late:
+        batch.in_flight.append(copy)
+    else:
+        copy.land(batch)
+
+
+def store_async(decoder: Decoder, ins: Instruction) -> Step:
+    """st.async [address], value, [mbarrier]: a thread's value into the shared memory of a CTA of the cluster, on whose mbarrier it
+    completes. It is no matter of the copy engine: the generic proxy writes (PTX ISA, "st.async").
+    """
+    type = next((m for m in reversed(ins.modifiers) if m in DTYPES), "")
+    count = next((int(m[1:]) for m in ins.modifiers if m in ("v2", "v4")), 1)
+    size = count * DTYPES[type].itemsize if type else 0
+    form = {"shared::cluster", "mbarrier::complete_tx::bytes"}
+    if not form <= set(ins.modifiers) or size not in (4, 8, 16) or len(ins.operands) != 3:
+        raise ins.error("is a store that the emulator lacks")
+    slot, offset = decoder.address(ins.operands[0], ins)
+    sources = [decoder.source(item, type, ins) for item in items(ins.operands[1])]
+    if len(sources) != count:
+        raise ins.error(f"has {len(sources)} values, where {count} were expected")
+    barrier_slot, barrier_offset = decoder.address(ins.operands[2], ins)
+    pc = len(decoder.steps)
+
+    def step(unit: Unit, mask: Mask) -> None:
+        batch = unit.batch
+        for barrier, part, owners in each_mbarrier_of_cluster(unit, barrier_slot, barrier_offset, mask, ins, True):
+            issue = _issue(unit, part)
+            found = issue.read(addresses_of(unit, unit.registers[slot], offset, part))
+            rank, addresses = (found >> REMOTE_BITS) - 1, found & ((1 << REMOTE_BITS) - 1)
+            own, targets = batch.ranks[issue.ctas], (np.arange(batch.ctas) if owners is None else owners)[issue.ctas]
+            elsewhere = np.where(rank < 0, own, rank) != batch.ranks[targets]
+            if elsewhere.any():
+                raise ins.error(
+                    f"writes to CTA {int(np.where(rank < 0, own, rank)[elsewhere][0])} of the cluster and completes on an mbarrier"
+                    f" of CTA {int(batch.ranks[targets][elsewhere][0])}, where one CTA was expected"
+                )
+            batch.shared.check(addresses, size, ins)
+            values = np.stack([issue.read(_view(unit.registers[source], DTYPES[type])) for source in sources], axis=-1)
+            rows = (addresses + targets * batch.shared.window) // size
+            if batch.race:
+                batch.race.bulk_uses(issue, barrier, pc, targets)
+                batch.race.bulk_write(issue, rows, barrier, pc, targets, size=size, generic=True)
+            phase = barrier.phase[targets]
+            _send(batch, Load(ins, rows, values.view(words(size)), targets, size, barrier, phase, size))
 
     return step
 

@@ -34,6 +34,7 @@ KINDS = (
         "lds",
         "ldsm",
         "ld_cluster",
+        "st_async",
     ),
     *("hmma", "hgmma", "barrier"),
 )

@@ -223,6 +223,8 @@ def kind_of(ins: Instruction) -> str:
             if "shared::cluster" in ins.modifiers:
                 return "ld_cluster"
             return "lds" if "shared" in modifiers else "ldg" if "param" not in modifiers else "alu"
+        case "st" if "async" in modifiers:
+            return "st_async"
         case "st":
             return "sts" if "shared" in modifiers else "stg"
         case "ldmatrix":

@@ -246,8 +246,12 @@ def _load_param(decoder: Decoder, ins: Instruction) -> Step:
 
 
 def _store(decoder: Decoder, ins: Instruction) -> Step:
+    from rungs.emulator import bulk
+
     space = _space(ins)
-    if space not in ("shared", "global", "generic") or {"async", "shared::cluster"} & set(ins.modifiers):
+    if ins.modifiers[0] == "async":
+        return bulk.store_async(decoder, ins)
+    if space not in ("shared", "global", "generic") or "shared::cluster" in ins.modifiers:
         raise ins.error("is a store that the emulator lacks")
     type, count, size = _shape_of(ins)
     slot, offset = decoder.address(ins.operands[0], ins)

@@ -15,10 +15,11 @@ GROUPS = {
     "TMA": ("abl_L2_R1_bl1_s1_sw1", "abl_L2_R1_bl1_s2_sw1", "abl_L2_R1_bl0_s3_sw1", "abl_L2_R2_bl1_s4_sw1"),
     "TMA, producer warp": ("tun_bk64_wt64_s4_pw1_db1_ps1_ep1_sk1", "tun_bk64_wt32_s3_pw1_db0_ps0_ep0_sk0"),
     "wgmma": ("hop_t128128_s4_pw1_ps1_cl21_c2_pp0_o2_k1_dl1_bl1", "hop_t128128_s4_pw1_ps1_cl21_c2_pp1_o2_k1_dl1_bl1"),
+    "wgmma, K over CTAs": ("hop_t128128_s1_pw1_ps0_cl11_c0_pp0_o0_k2_dl1_bl1",),
 }
 """The kernels that are mutated, by how they load."""
-SYNC, CP_ASYNC, TMA, TUNED, WGMMA = GROUPS.values()
-ALL = (*SYNC, *CP_ASYNC, *TMA, *TUNED, *WGMMA)
+SYNC, CP_ASYNC, TMA, TUNED, WGMMA, SPLIT = GROUPS.values()
+ALL = (*SYNC, *CP_ASYNC, *TMA, *TUNED, *WGMMA, *SPLIT)
 SHAPES = {"gemm": (128, 128, 160), "gemm_tuned": (128, 256, 576), "hopper_gemm": (256, 512, 384)}
 """(M, N, K) by experiment, for one CTA or cluster: five to nine tiles along K, so that every ring comes round."""
 SMS = 1
@@ -43,7 +44,7 @@ class Mutation:
 
 
 def experiment_of(variant: str) -> str:
-    return "gemm_tuned" if variant in TUNED else "hopper_gemm" if variant in WGMMA else "gemm"
+    return "gemm_tuned" if variant in TUNED else "hopper_gemm" if variant in WGMMA + SPLIT else "gemm"
 
 
 def group_of(variant: str) -> str:
@@ -144,7 +145,7 @@ MUTATIONS = {
             "expect_tx too large",
             "every expect_tx expects bytes that no copy brings",
             "deadlock",
-            TMA + TUNED + WGMMA,
+            TMA + TUNED + WGMMA + SPLIT,
             everywhere(EXPECT, r"\1, 99328;"),
             "a deadlock",
         ),
@@ -152,7 +153,7 @@ MUTATIONS = {
             "expect_tx too small",
             "every expect_tx expects fewer bytes than the copies bring",
             "copy order",
-            TMA + TUNED + WGMMA,
+            TMA + TUNED + WGMMA + SPLIT,
             everywhere(EXPECT, r"\1, 8192;"),
             "a copy that lands in the next phase, or a deadlock",
         ),
@@ -160,7 +161,7 @@ MUTATIONS = {
             "an mbarrier of one arrival too many",
             "one mbarrier.init counts one arrival more than there is",
             "deadlock",
-            TMA + TUNED + WGMMA,
+            TMA + TUNED + WGMMA + SPLIT,
             at_each(INIT, r"{ .reg .b32 q;\nadd.s32 q, \2, 1;\n\1, q;\n}"),
             "a deadlock",
         ),
@@ -200,7 +201,7 @@ MUTATIONS = {
             "the fence after mbarrier.init dropped",
             "the asynchronous proxy may not see the initialised mbarrier",
             "start",
-            TMA + TUNED + WGMMA,
+            TMA + TUNED + WGMMA + SPLIT,
             everywhere(r"^\s*fence\.mbarrier_init[^;]*;", ""),
             "a missing fence before the copy",
         ),
@@ -340,9 +341,36 @@ MUTATIONS = {
             "a barrier of the cluster dropped",
             "one barrier.cluster is gone",
             "start",
-            WGMMA,
+            WGMMA + SPLIT,
             without_cluster_barriers,
             "a race with the initialisation of an mbarrier, or an arrival at a CTA that may have ended",
+        ),
+        Mutation(
+            "the wait for sums of other CTAs dropped",
+            "the mbarrier.try_wait for what st.async sends is always true",
+            "copy order",
+            SPLIT,
+            at_each(r"^mbarrier\.try_wait\.parity\.acquire\.cluster[^;]*;", "setp.eq.u32 p, 0, 0;"),
+            "a race with what another CTA sends",
+        ),
+        Mutation(
+            "sums that are not sent",
+            "every st.async is gone",
+            "deadlock",
+            SPLIT,
+            everywhere(r"^\s*(?:@!?%p\d+\s+)?st\.async[^;]*;", ""),
+            "a deadlock",
+        ),
+        Mutation(
+            "sums sent to a CTA that does not expect them",
+            "every mapa names the sender",
+            "deadlock",
+            SPLIT,
+            everywhere(
+                r"mapa\.shared::cluster\.u32 (%r\d+), (%r\d+), %?\w+;",
+                r"{ .reg .b32 q;\nmov.u32 q, %cluster_ctarank;\nmapa.shared::cluster.u32 \1, \2, q;\n}",
+            ),
+            "a wrong result, or a read of what nothing wrote",
         ),
     )
 }

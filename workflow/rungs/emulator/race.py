@@ -65,6 +65,7 @@ class Detector:
         self.published = np.zeros_like(self.clock)
         of_cluster = (self.ctas, batch.cluster * self.agents)
         self.reached, self.reach_pc, self.arrived = (np.zeros(of_cluster, np.int32) for _ in range(3))
+        self.sent: dict[int, Array] = {}  # mbarrier -> phase in which the last copy of another CTA completes, and its pc, by CTA
         self.numbers: dict[int, int] = {}
         self.inits: dict[int, dict[str, Any]] = {}
         self.memo: dict[Any, Any] = {}
@@ -206,20 +207,38 @@ class Detector:
 
     # ---- accesses of the copy engine ----
 
-    def _bulk_cells(self, rows: Array) -> Array:
-        """Cells of rows of 16 bytes, (copies, cells)."""
-        many = 16 // self.granule
+    def _bulk_cells(self, rows: Array, size: int = 16) -> Array:
+        """Cells of rows of `size` bytes, (copies, cells)."""
+        many = size // self.granule
         return (rows.reshape(len(rows), -1, 1) * many + np.arange(many)).reshape(len(rows), -1)
 
-    def bulk_write(self, issue: Any, rows: Array, barrier: Any, pc: int, targets: Array) -> None:
-        """Copies into shared memory of the CTAs `targets` that complete on their `barrier`."""
-        cells = self._bulk_cells(rows)
+    def bulk_write(
+        self,
+        issue: Any,
+        rows: Array,
+        barrier: Any,
+        pc: int,
+        targets: Array,
+        *,
+        size: int = 16,
+        generic: bool = False,
+    ) -> None:
+        """Copies into `rows` of `size` bytes of shared memory of the CTAs `targets` that complete on their `barrier`; `generic`:
+        what ordinary instructions wrote there before needs no fence."""
+        cells = self._bulk_cells(rows, size)
         clocks = self.clock[issue.ctas, issue.unit.first + issue.warps]
         self._check_write(clocks[:, SEEN], cells, True, pc, self.base[targets])
-        self._check_fence(clocks, cells, pc, _FENCE_WRITE)
-        self.writer[cells] = self.number(barrier) + self.base[targets][:, None]
-        self.written[cells] = barrier.phase[targets][:, None] + 1
+        if not generic:
+            self._check_fence(clocks, cells, pc, _FENCE_WRITE)
+        number, stamps = self.number(barrier), barrier.phase[targets] + 1
+        self.writer[cells] = number + self.base[targets][:, None]
+        self.written[cells] = stamps[:, None]
         self.write_pc[cells] = pc
+        sent = targets != issue.ctas
+        if sent.any():
+            last = self.sent.setdefault(number, np.zeros((2, self.ctas), np.int64))
+            np.maximum.at(last[0], targets[sent], stamps[sent])
+            last[1, targets[sent]] = pc
 
     def bulk_read(self, issue: Any, rows: Array, pc: int, groups: Array) -> None:
         """Copies out of shared memory; `groups` is the bulk group of each thread."""
@@ -309,6 +328,13 @@ class Detector:
             sentence = f"reaches into the shared memory of CTA {which}, which may have ended by then"
             where = ", where a barrier.cluster was expected before its end"
             self.report("left behind", int(self.reach_pc[cta, agent]), -1, sentence + where)
+        for number, (stamps, pcs) in self.sent.items():
+            seen = self.clock[np.arange(self.ctas), :, SEEN, self.base + number].max(axis=1)
+            for cta in np.flatnonzero(seen < stamps):
+                which = tuple(int(i) for i in self.batch.ids[cta])
+                sentence = f"writes into the shared memory of CTA {which}, which may have ended by then"
+                where = ", where that CTA was expected to wait for the mbarrier on which it completes"
+                self.report("left behind", int(pcs[cta]), -1, sentence + where)
 
     def acquire(self, unit: Unit, mask: Mask, clock: Array | None, barrier: Any = None) -> None:
         """Waiting warps learn a barrier's clock; of an mbarrier also that the copies of its completed phases have landed."""

@@ -30,6 +30,7 @@ KINDS = {
     "lds": "LDS (ld.shared)",
     "ldsm": "LDSM (ldmatrix)",
     "ld_cluster": "LD (ld.shared::cluster)",
+    "st_async": "STAS (st.async)",
     "hmma": "HMMA (mma.sync)",
     "hgmma": "HGMMA (wgmma)",
     "barrier": "BAR (bar.sync)",
