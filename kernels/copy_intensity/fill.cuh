@@ -273,15 +273,15 @@ struct EngineFill : Ring<LOADED> {
     }
   }
 
-  // Without a producer warp the block's barrier says that a stage may be filled anew; it comes behind the arithmetic, which has
-  // waited for the values. With one, this warp's arrival says so, and has to wait for the reads itself: ptxas issues it behind
-  // ld.shared without looking at the scoreboard (see gemm_tuned.cu). So the number of arrivals, always 1, is made to depend on
-  // the read that returns last; they return in order. `tiles >> 31` is 0, but ptxas cannot know.
+  // Without a producer warp the block's barrier says that a stage may be filled anew; it comes behind the arithmetic. With one,
+  // this warp's arrival says so, and has to wait for the reads itself: ptxas issues it without looking at their scoreboard (see
+  // gemm_tuned.cu). So the number of arrivals, always 1, depends on every read. `tiles >> 31` is 0, but ptxas cannot know.
   __device__ __forceinline__ void leave(const Values& values, const Walk& walk) {
     if constexpr (PRODUCER_WARP) {
+      unsigned read = 0;
+      for (int i = 0; i < PER_THREAD; ++i) read |= __float_as_uint(values[i].w);
       __syncwarp();
-      if (ptx::elect_sync())
-        ptx::mbarrier_arrive(empty(this->at), 1 + (__float_as_uint(values[PER_THREAD - 1].w) & (walk.tiles >> 31)));
+      if (ptx::elect_sync()) ptx::mbarrier_arrive(empty(this->at), 1 + (read & (walk.tiles >> 31)));
     }
     this->advance();
   }

@@ -45,6 +45,16 @@ struct Fragments {
     for (int i = 0; i < FRAGMENTS_M; ++i) read_a<Read::ldmatrix, true>(a[i], a_tile, row0 + 16 * i, ks, lane);
   }
 
+  // Something of what each ldmatrix read: who needs it waits for all of them.
+  __device__ __forceinline__ ptx::u32 any() const {
+    ptx::u32 bits = 0;
+#pragma unroll
+    for (int j = 0; j < FRAGMENTS_N; j += 2) bits |= b[j][0];
+#pragma unroll
+    for (int i = 0; i < FRAGMENTS_M; ++i) bits |= a[i][0];
+    return bits;
+  }
+
   // There and back along N, so that each mma shares a fragment with the one before it.
   __device__ __forceinline__ void multiply(Accumulator& acc) const {
 #pragma unroll
@@ -151,13 +161,15 @@ struct GemmTuned {
 #pragma unroll 1
       for (unsigned t = 0; t < tiles; ++t) {
         Fragments fragments;
+        ptx::u32 read = 0;
         enter(t);
 #pragma unroll
         for (int ks = 0; ks < STEPS; ++ks) {
           fragments.read(shared.stage[at.stage], ks, row0, col0, lane);
+          if (ks >= STEPS - 2) read |= fragments.any();
           fragments.multiply(acc);
         }
-        leave(at.stage, fragments);
+        leave(at.stage, read);
         give_head_start(first, t);
         at.advance();
       }
@@ -167,9 +179,11 @@ struct GemmTuned {
       fragments[0].read(shared.stage[at.stage], 0, row0, col0, lane);
 #pragma unroll 1
       for (unsigned t = 0; t < tiles; ++t) {
+        ptx::u32 read = STEPS == 2 ? fragments[0].any() : 0;
 #pragma unroll
         for (int ks = 0; ks + 1 < STEPS; ++ks) {
           fragments[(ks + 1) % 2].read(shared.stage[at.stage], ks + 1, row0, col0, lane);
+          if (ks + 1 >= STEPS - 2) read |= fragments[(ks + 1) % 2].any();
           fragments[ks % 2].multiply(acc);
         }
         const int done = at.stage;
@@ -179,7 +193,7 @@ struct GemmTuned {
           fragments[0].read(shared.stage[at.stage], 0, row0, col0, lane);
         }
         fragments[1].multiply(acc);
-        leave(done, fragments[1]);
+        leave(done, read);
         give_head_start(first, t);
       }
     }
@@ -194,18 +208,18 @@ struct GemmTuned {
     }
   }
 
-  // This warp has read all that it wants of the stage: `last` are the fragments that it read last.
+  // This warp has read all that it wants of the stage: `read` has something of each read of its last two steps.
   //
   // The arrive has to wait for those reads, and nothing makes it: ptxas issues it behind ldmatrix without looking at the
   // scoreboard, and ldmatrix can be held up behind stores of C in the same queue while the arrive is not. The copy engine
-  // then overwrote rows that were still to be read (seen on an H200, persistent and with C from fragments). So the number of
-  // arrivals, always 1, is made to depend on the read that returns last; they return in order. `k >> 31` is 0, but ptxas
-  // cannot know. A fence.proxy.async in each thread would do too; it costs 2 %.
-  __device__ __forceinline__ void leave(int stage, const Fragments& last) {
+  // then overwrites rows that are still to be read (seen on an H200, persistent and with C from fragments). So the number of
+  // arrivals, always 1, is made to depend on them; they return in the order of their issue. To depend on the last one alone is
+  // too little, since ptxas changes the order of reads, also of neighbouring steps (seen too). `k >> 31` is 0, but ptxas cannot
+  // know. A fence.proxy.async in each thread would do; it costs 2 %.
+  __device__ __forceinline__ void leave(int stage, ptx::u32 read) {
     if constexpr (PRODUCER_WARP) {
       __syncwarp();
-      if (ptx::elect_sync())
-        ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]), 1 + (last.a[FRAGMENTS_M - 1][3] & (k >> 31)));
+      if (ptx::elect_sync()) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]), 1 + (read & (k >> 31)));
     }
   }
 

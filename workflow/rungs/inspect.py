@@ -53,15 +53,18 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Rule:
-    """One piece of evidence: `opcode` stands (`wanted`) or does not stand in `scope`."""
+    """One piece of evidence: `opcode` stands (`wanted`) or does not stand in `scope`; with `reads`, each of them waits for those."""
 
     name: str
     scope: str
     opcode: str
     wanted: bool
+    reads: str = ""
 
     @property
     def row(self) -> str:
+        if self.reads:
+            return f"{self.name}: {self.opcode} waits for {self.reads}"
         return f"{self.name}: {'' if self.wanted else 'no '}{self.opcode.lstrip('=')} in the {SCOPES[self.scope]}"
 
 
@@ -142,8 +145,8 @@ def executed(instructions: Sequence[Instruction]) -> list[Instruction]:
     return [instructions[index] for index in sorted(reachable(instructions)) if not instructions[index].filler]
 
 
-def main_loop(instructions: Sequence[Instruction]) -> list[Instruction]:
-    """The innermost back-edge span with most HMMA or HGMMA, fillers included; empty where no loop has any.
+def loops(instructions: Sequence[Instruction]) -> dict[int, int]:
+    """Index of each loop's head -> that of its last branch back.
 
     A branch back is a back edge only if its target is passed on every way to it. ptxas puts the slow path of an mbarrier
     wait behind the end of the kernel, from where it jumps back into the middle of the loop: that is none.
@@ -154,6 +157,12 @@ def main_loop(instructions: Sequence[Instruction]) -> list[Instruction]:
         for head in instructions[index].targets:
             if head <= index and (head == index or index not in reachable(instructions, head)):
                 ends[head] = index
+    return ends
+
+
+def main_loop(instructions: Sequence[Instruction]) -> list[Instruction]:
+    """The innermost back-edge span with most HMMA or HGMMA, fillers included; empty where no loop has any."""
+    ends = loops(instructions)
     tensor = {head: sum(_is_tensor(i) for i in instructions[head : end + 1]) for head, end in ends.items()}
     spans = [(head, end) for head, end in ends.items() if tensor[head]]
     innermost = [
@@ -169,6 +178,52 @@ def main_loop(instructions: Sequence[Instruction]) -> list[Instruction]:
 
 def _is_tensor(instruction: Instruction) -> bool:
     return instruction.opcode.split(".")[0] in TENSOR and not instruction.filler
+
+
+WAIT = "SYNCS.PHASECHK.TRYWAIT"
+"""The wait for a stage that has been filled."""
+WIDTHS = {"LDS.128": 4, "LDS.64": 2, "LDSM.16.M88.4": 4, "LDSM.16.M88.2": 2, "HMMA": 4}
+"""Registers that an instruction writes, where it is not one."""
+
+
+def waits_for_reads(instructions: Sequence[Instruction], arrive: int, reads: str) -> bool:
+    """Whether the arrive at that index has to wait for every read of the stage that it frees, by a register that comes of them.
+
+    ptxas issues an arrive without looking at the scoreboard of reads, and changes the order of reads; but those of a warp return in
+    the order of their issue. So the last of them in the listing has to be among what the arrive's operand comes of. Where the loop
+    waits for the next stage before it frees this one, the reads behind that wait are the next stage's.
+    """
+    start = max((head for head, end in loops(instructions).items() if head <= arrive <= end), default=0)
+    before = [index for index in range(start, arrive) if matches(instructions[index].opcode, reads)]
+    waits = [index for index in range(start, arrive) if matches(instructions[index].opcode, WAIT)]
+    of_stage = [index for index in before if waits and index < waits[-1]] or before
+    wanted = set(_registers(instructions[arrive].operands.split(",")[-1]))
+    for index in range(arrive - 1, start - 1, -1):
+        instruction = instructions[index]
+        target, _, sources = instruction.operands.partition(",")
+        written = _written(instruction.opcode, target)
+        if not wanted & written:
+            continue
+        if matches(instruction.opcode, reads):
+            if index in of_stage[-1:]:
+                return True
+            continue
+        if not instruction.predicate:
+            wanted -= written
+        wanted |= set(_registers(sources))
+    return False
+
+
+def _registers(text: str) -> list[str]:
+    return re.findall(r"\bU?R\d+\b", text)
+
+
+def _written(opcode: str, target: str) -> set[str]:
+    named = re.match(r"\s*(U?R)(\d+)", target)
+    if not named:
+        return set()
+    width = next((count for pattern, count in WIDTHS.items() if matches(opcode, pattern)), 1)
+    return {f"{named[1]}{int(named[2]) + i}" for i in range(width)}
 
 
 def matches(opcode: str, pattern: str) -> bool:
@@ -212,14 +267,21 @@ def rules_of(variant: Variant, arch: str = "") -> list[Rule]:
         raise RungsError(
             f"config/evidence.yaml has no rules for experiment {variant.experiment}: add what proves its levels."
         )
-    return [
-        Rule(rule["name"], scope, opcode, need == "must")
+    called = [
+        rule
         for rule in wanted
         if all(variant.level(factor) in levels for factor, levels in rule.get("levels", {}).items())
         if not arch or arch in rule.get("architectures", (arch,))
+    ]
+    rules = [
+        Rule(rule["name"], scope, opcode, need == "must")
+        for rule in called
         for scope in SCOPES
         for need in ("must", "must_not")
         for opcode in rule.get(scope, {}).get(need, ())
+    ]
+    return rules + [
+        Rule(rule["name"], "kernel", rule["waits"]["at"], True, rule["waits"]["for"]) for rule in called if "waits" in rule
     ]
 
 
@@ -266,6 +328,14 @@ def inspect(name: str, arch: str, manifest_path: Path, toolchain: str) -> list[d
     for rule in rules_of(load_experiment(manifest["experiment"]).variant(name), arch):
         count = sum(n for opcode, n in counts[rule.scope].items() if matches(opcode, rule.opcode))
         reason = "" if (count > 0) == rule.wanted else _objection(name, arch, rule, count)
+        if rule.reads and not reason:
+            arrives = [at for at, i in enumerate(listing) if matches(i.opcode, rule.opcode)]
+            count = sum(waits_for_reads(listing, at, rule.reads) for at in arrives)
+            if count < len(arrives):
+                reason = (
+                    f"{name} for {arch} has {len(arrives) - count} {rule.opcode} that may come before the last {rule.reads} has"
+                    f" returned ({rule.name}): make its count depend on all of them."
+                )
         rows.append(("evidence", rule.row, count, MISSING if reason else "ok", reason))
     return _rows(name, arch, rows)
 
