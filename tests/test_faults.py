@@ -154,13 +154,14 @@ def test_variant_that_corrupts_memory_after_its_tenth_launch_spoils_no_other(che
 
 
 def test_ncu_with_other_units_and_one_that_fails_half_way_give_no_wrong_number(checkout):
+    checkout.csv("profile", S1).unlink()
+    command = ["snakemake", target("profile")]
     for mode, bad, status, words in (
-        ("units", 1, "not run", "ncu printed it in Kbyte, rounded, and not in base units as asked"),
         ("half:4096,4096,4096", None, "crashed", "ncu's page ends early"),
+        ("units", 1, "not run", "ncu printed it in Kbyte, rounded, and not in base units as asked"),
     ):
-        checkout.csv("profile", S1).unlink()
-        result = checkout.snakemake(target("profile"), RUNGS_STANDIN_NCU=mode)
-        assert result.code == 0, result.text
+        result = checkout.snakemake(*command[1:], RUNGS_STANDIN_NCU=mode)
+        assert result.code == 0 and result.rules == {"clock", "profile"}, result.text
         frame = schemas.read_csv("profile", checkout.csv("profile", S1))
         frame = frame[frame["status"] != "not on this chip"]
         for m, rows in frame.groupby("m"):
@@ -171,6 +172,9 @@ def test_ncu_with_other_units_and_one_that_fails_half_way_give_no_wrong_number(c
                 and gaps["value"].isna().all()
                 and gaps["reason"].str.contains(words).all()
             )
+        (command,) = {reason.split("`")[1] for reason in frame["reason"] if "`" in reason}  # as the reason has it
+        command = command.split()
+    assert command == ["snakemake", "--force", target("profile")]
 
 
 def test_nvml_that_disappears_under_a_measurement_costs_its_rounds_and_nothing_else(checkout):
@@ -179,7 +183,11 @@ def test_nvml_that_disappears_under_a_measurement_costs_its_rounds_and_nothing_e
     checkout.no_gpu()
     said, _ = process.communicate()
     assert process.returncode == 0 and "Traceback" not in said, said
-    assert {k: status for k, (status, _) in sweep_outcomes(checkout, S1).items()} == {256: "flagged", 512: "ok"}
+    found = sweep_outcomes(checkout, S1)
+    assert found == {
+        256: ("flagged", "NVML no longer answered, so that nothing is known of the clock"),
+        512: ("ok", ""),
+    }
     assert "There is no GPU here" in checkout.planned("all").text
     checkout.machine()
     checkout.fault()
@@ -291,6 +299,17 @@ def test_as_a_module_of_another_workflow(checkout):
     made = run_in(checkout, outer, "--cores", "2", target("inspect"))
     assert made.code == 0, made.text
     assert set(schemas.read_csv("inspect", outer / target("inspect"))["status"]) == {"ok"}
+    (outer / "config").mkdir()
+    (outer / "config" / "config.yaml").write_text("samples: 3\nrungs: {device: emulator, measure: {rounds_min: 20}}\n")
+    part = 'configfile: "config/config.yaml"\n' + MODULE
+    snakefile.write_text(part.format(options='config: config["rungs"]', of="all"))
+    counted = run_in(checkout, outer, "--cores", "2", "--dry-run")
+    assert counted.code == 0 and "rungs_emulate" in counted.rules, counted.text
+    snakefile.write_text(part.format(options="config: config", of="all"))
+    refused = run_in(checkout, outer, "--cores", "2", "--dry-run")
+    assert refused.code == 1 and refused.said == [
+        "rungs: config: there is no key 'samples': give the module of rungs keys of its own, as `config: config[\"rungs\"]`."
+    ]
     snakefile.write_text(MODULE.format(options='prefix: "sub"', of="all"))
     refused = run_in(checkout, outer, "--cores", "2", "--dry-run")
     assert refused.code == 1 and [

@@ -154,7 +154,7 @@ def test_only_options_that_the_version_knows_are_asked_for(monkeypatch, tmp_path
 def test_it_is_found_on_path_and_by_its_path(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", f"{Path(TOOL).parent}:{os.environ['PATH']}")
     assert sanitize.find_sanitizer("auto") == sanitize.find_sanitizer(TOOL) == TOOL
-    with pytest.raises(RungsError, match=r"not at .*absent: set `sanitize.tool`"):
+    with pytest.raises(RungsError, match=r"not installed at .*absent: set `sanitize.tool`"):
         sanitize.find_sanitizer(str(tmp_path / "absent"))
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     with pytest.raises(RungsError, match=r"not installed.*nvidia-cuda-sanitizer-api"):

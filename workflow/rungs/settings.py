@@ -32,6 +32,7 @@ from rungs.variants import (
 
 DEFAULT_ARCH = "sm_90a"
 EMULATOR = "emulator"
+OWN_CONFIG = ROOT / "config" / "config.yaml"
 AWAY = "found out on the GPU's machine"
 MAPPINGS = {
     "measure": "rounds_min: 50",
@@ -41,6 +42,7 @@ MAPPINGS = {
     "axes": "mn: [512], k: [256]",
 }
 """Keys of the config that hold keys of their own, and how one is written."""
+FLAT = "config: a value holds itself or hundreds of levels: write it out flat."
 QUICK_WARMUP_S = 0.3
 """A quick look does not wait a second in every job; its results are not for recording."""
 
@@ -157,6 +159,63 @@ def export_package(folder: str) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
 
 
+def over_defaults(config: Any, given: Mapping[str, Any], module: bool) -> dict[str, Any]:
+    """The config, where it leaves keys out with those of the checkout's own config.yaml, nested ones one by one.
+
+    `given` is what the command line says. `module`: the config is what another workflow hands over. Raises RungsError for
+    one that is none.
+    """
+    path, schema = OWN_CONFIG, schemas.load_schema("config")
+    try:
+        if odd := _empty(given, schema):
+            raise RungsError(f"config, key {odd}: {{}} changes nothing: give it a value, or leave it out.")
+        defaults = schemas.load_yaml(path) if path.exists() else {}
+        for where, found in (("config", config), (str(path), defaults)):
+            if not isinstance(found, dict):
+                raise RungsError(f"{where}: this is no mapping: write keys and values, as in config/config.yaml.")
+        if module and (odd := next((key for key in config if key not in schema["properties"]), None)) is not None:
+            raise RungsError(
+                f'config: there is no key {odd!r}: give the module of rungs keys of its own, as `config: config["rungs"]`.'
+            )
+        return _merged(defaults, config)
+    except RecursionError:
+        raise RungsError(FLAT) from None
+
+
+def _merged(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Both mappings in one; what the second says stands."""
+    both = {key: _merged(below[key], above[key]) for key in below if _mappings(below[key], above.get(key))}
+    return {**below, **above, **both}
+
+
+def _mappings(*values: Any) -> bool:
+    return all(isinstance(value, Mapping) for value in values)
+
+
+def _empty(given: Mapping[Any, Any], schema: Mapping[str, Any], place: str = "") -> str:
+    """The key that has `{}` where no mapping belongs: Snakemake, which merges mappings, would pass over it. Else nothing."""
+    for key, inner in schema.get("properties", {}).items():
+        value = given.get(key)
+        if isinstance(value, Mapping) and inner.get("type") == "object":
+            if odd := _empty(value, inner, f"{place}{key}."):
+                return odd
+        elif value == {}:
+            return f"{place}{key}"
+    return ""
+
+
+def _missing(config: Mapping[str, Any], schema: Mapping[str, Any], place: str = "") -> str:
+    """The first key that the config must have and has not. Else nothing."""
+    for key in schema.get("required", ()):
+        if key not in config:
+            return f"{place}{key}"
+        if isinstance(config[key], Mapping) and (
+            odd := _missing(config[key], schema["properties"][key], f"{place}{key}.")
+        ):
+            return odd
+    return ""
+
+
 def resolve(config: Mapping[str, Any], planning: bool = True) -> Run:
     """Check the config (as Snakemake merged it with `--config`) and find the GPU.
 
@@ -165,6 +224,10 @@ def resolve(config: Mapping[str, Any], planning: bool = True) -> Run:
     Raises RungsError, naming the key or the device, the rule and the fix.
     """
     wanted = _as_lists(config)
+    if odd := _missing(wanted, schemas.load_schema("config")):
+        raise RungsError(
+            f"config, key {odd}: neither you nor {os.path.relpath(OWN_CONFIG)} says it: add it there, or restore that file."
+        )
     schemas.validate(wanted, "config", "config")
     for name in wanted["experiments"]:
         if name not in experiment_names():
@@ -358,7 +421,7 @@ def _as_lists(config: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return _lists(copy.deepcopy(dict(config)))
     except RecursionError:
-        raise RungsError("config: a value holds itself or hundreds of levels: write it out flat.") from None
+        raise RungsError(FLAT) from None
 
 
 def _lists(wanted: dict[str, Any]) -> dict[str, Any]:
@@ -380,6 +443,8 @@ def _lists(wanted: dict[str, Any]) -> dict[str, Any]:
             )
         if isinstance(wanted.get(key), str) and wanted[key] != "all":
             wanted[key] = [wanted[key]]
+    if odd := next((key for key in schemas.load_schema("config")["properties"] if wanted.get(key, "") is None), None):
+        raise RungsError(f"config, key {odd}: it has no value: give it one, or leave it out.")
     if isinstance(wanted.get("device"), int) and abs(wanted["device"]) < 10**18:
         wanted["device"] = str(wanted["device"])
     return wanted
