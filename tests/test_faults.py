@@ -32,8 +32,12 @@ MADE = {
 """Verb -> what it makes of S1, in a results set."""
 
 
+LAST = {"claims": "data/verdicts/claims.csv", "tables": "md/gemm.md", "verdict": "data/verdict.json"}
+"""Verb -> what it makes last, in a results set."""
+
+
 def target(verb: str) -> str:
-    return f"results/h200/{MADE[verb]}"
+    return f"results/h200/{(MADE | LAST)[verb]}"
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -87,6 +91,24 @@ def test_snakemake_killed_at_every_stage_resumes_by_the_same_command(checkout):
     for path in left:
         os.utime(path, (1, 1))
     assert left and checkout.planned("heatmap").code == 0 and not half_written(checkout), "what was begun is removed"
+
+
+def test_run_killed_at_claims_tables_and_the_verdict_resumes_by_the_same_command(checkout):
+    whole = contents(checkout.live)
+    for path in LAST.values():
+        (checkout.live / path).unlink()
+    killed = checkout.folder / "killed"
+    killed.mkdir()
+    for _ in LAST:
+        cut = checkout.snakemake(target("verdict"), RUNGS_STANDIN_KILL=f"run:{killed}")
+        assert cut.code == -signal.SIGKILL, cut.text
+        assert contents(checkout.live).items() - whole.items() == {
+            (path.relative_to(checkout.live).as_posix(), path.read_bytes()) for path in half_written(checkout)
+        }, "what is there is whole"
+    result = checkout.snakemake(target("verdict"), RUNGS_STANDIN_KILL=f"run:{killed}")
+    assert result.code == 0 and {path.name for path in killed.iterdir()} == set(LAST), result.text
+    assert contents(checkout.live).items() >= whole.items()
+    assert not result.rules & {"sweep", "floor", "profile", "build"}
 
 
 def test_job_killed_at_every_stage_says_so_and_leaves_nothing(checkout):
@@ -211,33 +233,39 @@ def small_disk(folder: Path) -> Iterator[None]:
         pytest.skip(f"a small tmpfs needs the right to mount one: {mount.stderr.strip()}")
     try:
         shutil.copytree(kept, folder, dirs_exist_ok=True)
-        with (folder / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
-            while filler.write(bytes(4096)):
-                pass
+        fill(folder)
         yield
     finally:
         subprocess.run(["umount", folder], check=True)
 
 
+def fill(folder: Path) -> None:
+    with (folder / "filler").open("ab", buffering=0) as filler, contextlib.suppress(OSError):
+        while filler.write(bytes(4096)):
+            pass
+
+
 def test_full_and_read_only_disks_are_one_sentence_and_space_resumes(checkout):
-    checkout.csv("sweep", S1).unlink()
-    kept = contents(checkout.live / "csv")
     with small_disk(checkout.live):
-        full = checkout.snakemake(target("sweep"))
-        assert full.code == 1 and "Traceback" not in full.text
-        assert any(
-            line.startswith("rungs: results/h200/clock/")
-            and line.endswith("make its folder writable or free some space.")
-            for line in full.said
-        ), full.text
-        assert contents(checkout.live / "csv") == kept and not half_written(checkout)
-        subprocess.run(["mount", "-o", "remount,ro", checkout.live], check=True)
-        read_only = checkout.snakemake(target("sweep"))
-        assert read_only.code == 1 and "Traceback" not in read_only.text
-        assert [line for line in read_only.said if "cannot be written (it is read-only): " in line] == read_only.said
-        subprocess.run(["mount", "-o", "remount,rw", checkout.live], check=True)
-        (checkout.live / "filler").unlink()
+        for lost, goal in (list(LAST.values()), target("verdict")), ([MADE["sweep"]], target("sweep")):
+            for path in lost:
+                (checkout.live / path).unlink()
+            fill(checkout.live)
+            kept = contents(checkout.live)
+            full = checkout.snakemake(goal)
+            assert full.code == 1 and "Traceback" not in full.text, full.text
+            said = [line for line in full.said if not line.endswith("is not here, so it is not rendered.")]
+            assert said and all(line.startswith("rungs: results/h200/") for line in said), said
+            reason = " cannot be written (No space left on device): make its folder writable or free some space."
+            assert all(line.endswith(reason) for line in said), said
+            assert contents(checkout.live).items() <= kept.items() and not half_written(checkout)
+            assert not [path for path in lost if (checkout.live / path).exists()]
+            (checkout.live / "filler").unlink()
         assert checkout.snakemake(target("sweep")).of("sweep") == [S1]
+        subprocess.run(["mount", "-o", "remount,ro", checkout.live], check=True)
+        read_only = checkout.snakemake(target("verdict"))
+        assert read_only.code == 1 and "Traceback" not in read_only.text
+        assert read_only.said and all("cannot be written (it is read-only): " in line for line in read_only.said)
     with small_disk(checkout.repo / ".snakemake"):
         nowhere = checkout.snakemake("all")
         assert nowhere.code == 1 and nowhere.jobs == [] and "Traceback" not in nowhere.text

@@ -167,15 +167,15 @@ def over_defaults(config: Any, given: Mapping[str, Any], module: bool) -> dict[s
     """
     path, schema = OWN_CONFIG, schemas.load_schema("config")
     try:
-        if odd := _empty(given, schema):
-            raise RungsError(f"config, key {odd}: {{}} changes nothing: give it a value, or leave it out.")
+        if empty := _empty(given, schema):
+            raise RungsError(f"config, key {empty}: {{}} changes nothing: give it a value, or leave it out.")
         defaults = schemas.load_yaml(path) if path.exists() else {}
         for where, found in (("config", config), (str(path), defaults)):
             if not isinstance(found, dict):
                 raise RungsError(f"{where}: this is no mapping: write keys and values, as in config/config.yaml.")
-        if module and (odd := next((key for key in config if key not in schema["properties"]), None)) is not None:
+        if module and (others := [key for key in config if key not in schema["properties"]]):
             raise RungsError(
-                f'config: there is no key {odd!r}: give the module of rungs keys of its own, as `config: config["rungs"]`.'
+                f'config: there is no key {others[0]!r}: give the module of rungs keys of its own, as `config: config["rungs"]`.'
             )
         return _merged(defaults, config)
     except RecursionError:
@@ -224,9 +224,9 @@ def resolve(config: Mapping[str, Any], planning: bool = True) -> Run:
     Raises RungsError, naming the key or the device, the rule and the fix.
     """
     wanted = _as_lists(config)
-    if odd := _missing(wanted, schemas.load_schema("config")):
+    if missing := _missing(wanted, schemas.load_schema("config")):
         raise RungsError(
-            f"config, key {odd}: neither you nor {os.path.relpath(OWN_CONFIG)} says it: add it there, or restore that file."
+            f"config, key {missing}: neither you nor {os.path.relpath(OWN_CONFIG)} says it: add it there, or restore that file."
         )
     schemas.validate(wanted, "config", "config")
     for name in wanted["experiments"]:
