@@ -174,23 +174,6 @@ def test_page_cut_anywhere_gives_no_number():
 
 
 @pytest.fixture
-def gpu(tmp_path, monkeypatch):
-    """An H200 of the stand-in for NVML; the calls of ncu go to `calls` and there is no real ncu to find."""
-    monkeypatch.syspath_prepend(str(TESTS / "standin"))
-    sys.modules.pop("pynvml", None)
-    uuid = f"GPU-{os.getpid()}-{tmp_path.name}"
-    machine = {"log": str(tmp_path / "nvml.jsonl"), "gpus": [{"uuid": uuid}]}
-    (tmp_path / "nvml.json").write_text(json.dumps(machine))
-    monkeypatch.setenv("RUNGS_STANDIN_NVML", str(tmp_path / "nvml.json"))
-    monkeypatch.setenv("RUNGS_STANDIN_NCU_CALLS", str(tmp_path / "calls.jsonl"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    yield clock.gpus()[0]
-    sys.modules.pop("pynvml", None)
-    Path(f"/tmp/rungs-{uuid}.lock").unlink(missing_ok=True)
-
-
-@pytest.fixture
 def manifest(tmp_path):
     path = tmp_path / "build" / f"{VARIANT.name}.json"
     path.parent.mkdir()

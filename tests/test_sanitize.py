@@ -165,21 +165,6 @@ def test_it_is_found_on_path_and_by_its_path(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def gpu(tmp_path, monkeypatch):
-    """An H200 of the stand-in for NVML; the calls of the tool go to `calls`."""
-    monkeypatch.syspath_prepend(str(TESTS / "standin"))
-    sys.modules.pop("pynvml", None)
-    uuid = f"GPU-{os.getpid()}-{tmp_path.name}"
-    (tmp_path / "nvml.json").write_text(json.dumps({"log": str(tmp_path / "log"), "gpus": [{"uuid": uuid}]}))
-    monkeypatch.setenv("RUNGS_STANDIN_NVML", str(tmp_path / "nvml.json"))
-    monkeypatch.setenv("RUNGS_STANDIN_SANITIZER_CALLS", str(tmp_path / "calls.jsonl"))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    yield clock.gpus()[0]
-    sys.modules.pop("pynvml", None)
-    Path(f"/tmp/rungs-{uuid}.lock").unlink(missing_ok=True)
-
-
-@pytest.fixture
 def manifest(tmp_path):
     path = tmp_path / "build" / f"{VARIANT.name}.json"
     path.parent.mkdir()
