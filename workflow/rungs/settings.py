@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import itertools
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rungs import clock, schemas
-from rungs.errors import Refused, RungsError
+from rungs.errors import RungsError
 from rungs.files import PACKED, ROOT, stem
 from rungs.variants import (
     GEMM,
@@ -365,26 +364,16 @@ def check_experiments(chosen: Sequence[str]) -> list[str]:
 
 
 def _check_workload(experiment: Experiment) -> None:
-    """Raises RungsError where the workload's module can do nothing with the experiment's factors, macros and axes."""
-    from rungs import workloads
+    """Raises RungsError where the workload's module can do nothing with the experiment, or has figures that nobody draws."""
+    from rungs import answers, workloads
 
-    where = f"config/experiments/{experiment.name}.yaml"
-    try:
-        workload = workloads.of(experiment)
-        device = load_device(experiment.architectures[0] if experiment.architectures else DEFAULT_ARCH)
-        for variant in (experiment.floor_variant, *experiment.ladders[next(iter(experiment.ladders))].rungs.values()):
-            with contextlib.suppress(Refused):
-                workload.check(experiment, variant, device, experiment.base_point)
-        figures = {name: getattr(workload, name) for name in ("FIGURES", "MEASURES", "CONTROL")}["FIGURES"]
-    except (ImportError, AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
-        said = " ".join(str(error).split())
+    device = load_device(experiment.architectures[0] if experiment.architectures else DEFAULT_ARCH)
+    workloads.rehearse(experiment, device)
+    figures = workloads.of(experiment).FIGURES
+    if figures and not answers.there(experiment):
         raise RungsError(
-            f"{where}: workload {experiment.workload} cannot work on it ({type(error).__name__}: {said}): give it the factors,"
-            f" macros and axes that workflow/rungs/workloads/{experiment.workload}.py reads."
-        ) from None
-    if not isinstance(figures, tuple):
-        raise RungsError(
-            f"workflow/rungs/workloads/{experiment.workload}.py: FIGURES is no tuple of names: write it as one."
+            f"workflow/rungs/workloads/{experiment.workload}.py: FIGURES names {figures[0]}, and workflow/rungs/answers/ has no"
+            f" {experiment.workload}.py that draws it: write that module, or FIGURES = ()."
         )
 
 
