@@ -215,6 +215,17 @@ def _missing(config: Mapping[str, Any], schema: Mapping[str, Any], place: str = 
     return ""
 
 
+def checked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config as its schema has it. Raises RungsError for a key that is missing, unknown or out of range."""
+    wanted = _as_lists(config)
+    if missing := _missing(wanted, schemas.load_schema("config")):
+        raise RungsError(
+            f"config, key {missing}: neither you nor {os.path.relpath(OWN_CONFIG)} says it: add it there, or restore that file."
+        )
+    schemas.validate(wanted, "config", "config")
+    return wanted
+
+
 def resolve(config: Mapping[str, Any], planning: bool = True) -> Run:
     """Check the config (as Snakemake merged it with `--config`) and find the GPU.
 
@@ -222,12 +233,7 @@ def resolve(config: Mapping[str, Any], planning: bool = True) -> Run:
 
     Raises RungsError, naming the key or the device, the rule and the fix.
     """
-    wanted = _as_lists(config)
-    if missing := _missing(wanted, schemas.load_schema("config")):
-        raise RungsError(
-            f"config, key {missing}: neither you nor {os.path.relpath(OWN_CONFIG)} says it: add it there, or restore that file."
-        )
-    schemas.validate(wanted, "config", "config")
+    wanted = checked(config)
     for name in wanted["experiments"]:
         if name not in experiment_names():
             raise RungsError(
