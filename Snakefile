@@ -7,7 +7,7 @@ min_version("9.27")
 include: "workflow/rules/where.smk"
 
 
-configfile: "config/config.yaml" if os.path.exists("config/config.yaml") else OWN_CONFIG
+configfile: "config/config.yaml" if os.path.exists("config/config.yaml") and not AS_MODULE else OWN_CONFIG
 
 
 include: "workflow/rules/common.smk"

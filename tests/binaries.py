@@ -13,6 +13,7 @@ import pandas as pd
 
 import shared
 from rungs.build import Toolchain, build, find_toolchain
+from rungs.errors import RungsError
 from rungs.files import read_json
 from rungs.inspect import inspect
 from rungs.variants import Variant, architectures, load_experiment
@@ -27,8 +28,18 @@ def ladder_variants() -> list[Variant]:
 
 
 @functools.cache
+def tools() -> str:
+    """pip's compiler, or the machine's own where that is all there is: both build the same bytes."""
+    try:
+        find_toolchain("pip")
+    except RungsError:
+        return "system"
+    return "pip"
+
+
+@functools.cache
 def toolchain() -> Toolchain:
-    return find_toolchain("pip")
+    return find_toolchain(tools())
 
 
 @functools.cache
@@ -63,7 +74,7 @@ def inspected(variants: Collection[Variant], arch: str) -> dict[Variant, pd.Data
     """What `inspect` finds in the binaries of these variants, two at a time."""
 
     def look(variant: Variant) -> pd.DataFrame:
-        return pd.DataFrame(inspect(variant.name, arch, built(variant.name, arch), "pip"))
+        return pd.DataFrame(inspect(variant.name, arch, built(variant.name, arch), tools()))
 
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(variants, pool.map(look, variants), strict=True))

@@ -328,7 +328,8 @@ def test_nvml_that_is_gone_in_the_middle(machine, error):
     machine.describe(lost_after=3000, lost=error)
     frame, manifest, said = machine.sweep(**MANY)
     flagged = frame[frame["status"] == "flagged"]
-    assert set(flagged["reason"]) == {"the clock was throttled (unreadable)"} and 0 < len(flagged) < len(frame)
+    assert set(flagged["throttle"]) == {"unreadable"} and 0 < len(flagged) < len(frame)
+    assert set(flagged["reason"]) == {"NVML no longer answered, so that nothing is known of the clock"}
     assert "the clock lock could not be released" in said
     assert "released the clock lock of process" in said and manifest["clock"]["restored"] is True
     assert machine.locked() == set() and not machine.state.exists()

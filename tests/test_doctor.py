@@ -260,6 +260,9 @@ def test_a_broken_config_is_told_in_its_own_sentence(tmp_path, monkeypatch, no_d
     assert "'h900' is asked for" in found.found
     Path("config/config.yaml").write_text(text.replace("preset: full", "preset: fast"))
     assert "key preset" in row("config").found and row("config").stops == "all"
+    Path("config/config.yaml").write_text("device: emulator\n")
+    assert row("config").status == OK and "device emulator: gemm, gemm_tuned" in row("config").found
+    assert doctor.Facts().setting("clock", "mode") == "auto" and doctor.Facts().setting("device") == "emulator"
 
 
 # ---- the compiler ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from binaries import GEMM, built, toolchain
+from binaries import GEMM, built, toolchain, tools
 from rungs import build, clock, export, provenance
 from rungs.cli import main
 from rungs.errors import Refused, RungsError
@@ -182,7 +182,7 @@ def test_the_launcher_launches_the_plan(exported, tmp_path, variant):
 @pytest.mark.parametrize("variant", [STAGED, SPLIT], ids=["staged C", "split K"])
 def test_what_is_exported_is_what_is_measured(exported, tmp_path, variant):
     """Instruction by instruction, operands and branch targets included; and the same registers."""
-    ran(tool("cuobjdump", "pip"), "-xelf", "all", exported[variant].object, cwd=tmp_path)
+    ran(tool("cuobjdump", tools()), "-xelf", "all", exported[variant].object, cwd=tmp_path)
     [outside] = tmp_path.glob("*.cubin")
     inside = built(variant.name, "sm_90a").with_suffix(".cubin")
     mine, theirs = (
@@ -194,13 +194,13 @@ def test_what_is_exported_is_what_is_measured(exported, tmp_path, variant):
                 re.sub(r"`\(.*?\)|\.L\w+", "label", line.operands),
                 line.targets,
             )
-            for line in parse_sass(disassemble(cubin, "pip"))
+            for line in parse_sass(disassemble(cubin, tools()))
         ]
         for cubin in (outside, inside)
     )
     assert len(mine) > 300
     assert mine == theirs
-    assert resource_usage(outside, "pip") == resource_usage(inside, "pip")
+    assert resource_usage(outside, tools()) == resource_usage(inside, tools())
 
 
 @pytest.mark.parametrize("variant", [STAGED, SPLIT], ids=["staged C", "split K"])

@@ -32,8 +32,12 @@ MADE = {
 """Verb -> what it makes of S1, in a results set."""
 
 
+LAST = {"claims": "data/verdicts/claims.csv", "tables": "md/gemm.md", "verdict": "data/verdict.json"}
+"""Verb -> what it makes last, in a results set."""
+
+
 def target(verb: str) -> str:
-    return f"results/h200/{MADE[verb]}"
+    return f"results/h200/{(MADE | LAST)[verb]}"
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -87,6 +91,24 @@ def test_snakemake_killed_at_every_stage_resumes_by_the_same_command(checkout):
     for path in left:
         os.utime(path, (1, 1))
     assert left and checkout.planned("heatmap").code == 0 and not half_written(checkout), "what was begun is removed"
+
+
+def test_jobs_killed_at_claims_tables_and_the_verdict_leave_what_is_whole_and_the_same_command_does_the_rest(checkout):
+    whole = contents(checkout.live)
+    for path in LAST.values():
+        (checkout.live / path).unlink()
+    killed = checkout.folder / "killed"
+    killed.mkdir()
+    cut = checkout.snakemake(target("verdict"), RUNGS_STANDIN_KILL=f"job:{killed}")
+    assert cut.code == 1 and {path.name for path in killed.iterdir()} == {"claims", "tables"}, cut.text
+    assert len([line for line in cut.said if "was killed (exit status 137;" in line]) == 2
+    left = {path.relative_to(checkout.live).as_posix() for path in half_written(checkout)}
+    assert contents(checkout.live).items() <= whole.items() | {(p, (checkout.live / p).read_bytes()) for p in left}
+    assert not [path for path in LAST.values() if (checkout.live / path).exists()]
+    done = checkout.snakemake("--retries", "1", target("verdict"), RUNGS_STANDIN_KILL=f"job:{killed}")
+    assert done.code == 0 and {path.name for path in killed.iterdir()} == set(LAST), done.text
+    assert contents(checkout.live).items() >= whole.items()
+    assert not (cut.rules | done.rules) & {"sweep", "floor", "profile", "build", "aggregate"}
 
 
 def test_job_killed_at_every_stage_says_so_and_leaves_nothing(checkout):
@@ -154,13 +176,14 @@ def test_variant_that_corrupts_memory_after_its_tenth_launch_spoils_no_other(che
 
 
 def test_ncu_with_other_units_and_one_that_fails_half_way_give_no_wrong_number(checkout):
+    checkout.csv("profile", S1).unlink()
+    command = ["snakemake", target("profile")]
     for mode, bad, status, words in (
-        ("units", 1, "not run", "ncu printed it in Kbyte, rounded, and not in base units as asked"),
         ("half:4096,4096,4096", None, "crashed", "ncu's page ends early"),
+        ("units", 1, "not run", "ncu printed it in Kbyte, rounded, and not in base units as asked"),
     ):
-        checkout.csv("profile", S1).unlink()
-        result = checkout.snakemake(target("profile"), RUNGS_STANDIN_NCU=mode)
-        assert result.code == 0, result.text
+        result = checkout.snakemake(*command[1:], RUNGS_STANDIN_NCU=mode)
+        assert result.code == 0 and result.rules == {"clock", "profile"}, result.text
         frame = schemas.read_csv("profile", checkout.csv("profile", S1))
         frame = frame[frame["status"] != "not on this chip"]
         for m, rows in frame.groupby("m"):
@@ -171,6 +194,9 @@ def test_ncu_with_other_units_and_one_that_fails_half_way_give_no_wrong_number(c
                 and gaps["value"].isna().all()
                 and gaps["reason"].str.contains(words).all()
             )
+        (command,) = {reason.split("`")[1] for reason in frame["reason"] if "`" in reason}  # as the reason has it
+        command = command.split()
+    assert command == ["snakemake", "--force", target("profile")]
 
 
 def test_nvml_that_disappears_under_a_measurement_costs_its_rounds_and_nothing_else(checkout):
@@ -179,7 +205,11 @@ def test_nvml_that_disappears_under_a_measurement_costs_its_rounds_and_nothing_e
     checkout.no_gpu()
     said, _ = process.communicate()
     assert process.returncode == 0 and "Traceback" not in said, said
-    assert {k: status for k, (status, _) in sweep_outcomes(checkout, S1).items()} == {256: "flagged", 512: "ok"}
+    found = sweep_outcomes(checkout, S1)
+    assert found == {
+        256: ("flagged", "NVML no longer answered, so that nothing is known of the clock"),
+        512: ("ok", ""),
+    }
     assert "There is no GPU here" in checkout.planned("all").text
     checkout.machine()
     checkout.fault()
@@ -203,33 +233,39 @@ def small_disk(folder: Path) -> Iterator[None]:
         pytest.skip(f"a small tmpfs needs the right to mount one: {mount.stderr.strip()}")
     try:
         shutil.copytree(kept, folder, dirs_exist_ok=True)
-        with (folder / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
-            while filler.write(bytes(4096)):
-                pass
+        fill(folder)
         yield
     finally:
         subprocess.run(["umount", folder], check=True)
 
 
+def fill(folder: Path) -> None:
+    with (folder / "filler").open("ab", buffering=0) as filler, contextlib.suppress(OSError):
+        while filler.write(bytes(4096)):
+            pass
+
+
 def test_full_and_read_only_disks_are_one_sentence_and_space_resumes(checkout):
-    checkout.csv("sweep", S1).unlink()
-    kept = contents(checkout.live / "csv")
     with small_disk(checkout.live):
-        full = checkout.snakemake(target("sweep"))
-        assert full.code == 1 and "Traceback" not in full.text
-        assert any(
-            line.startswith("rungs: results/h200/clock/")
-            and line.endswith("make its folder writable or free some space.")
-            for line in full.said
-        ), full.text
-        assert contents(checkout.live / "csv") == kept and not half_written(checkout)
-        subprocess.run(["mount", "-o", "remount,ro", checkout.live], check=True)
-        read_only = checkout.snakemake(target("sweep"))
-        assert read_only.code == 1 and "Traceback" not in read_only.text
-        assert [line for line in read_only.said if "cannot be written (it is read-only): " in line] == read_only.said
-        subprocess.run(["mount", "-o", "remount,rw", checkout.live], check=True)
-        (checkout.live / "filler").unlink()
+        for lost, goal in (list(LAST.values()), target("verdict")), ([MADE["sweep"]], target("sweep")):
+            for path in lost:
+                (checkout.live / path).unlink()
+            fill(checkout.live)
+            kept = contents(checkout.live)
+            full = checkout.snakemake(goal)
+            assert full.code == 1 and "Traceback" not in full.text, full.text
+            said = [line for line in full.said if not line.endswith("is not here, so it is not rendered.")]
+            assert said and all(line.startswith("rungs: results/h200/") for line in said), said
+            reason = " cannot be written (No space left on device): make its folder writable or free some space."
+            assert all(line.endswith(reason) for line in said), said
+            assert contents(checkout.live).items() <= kept.items() and not half_written(checkout)
+            assert not [path for path in lost if (checkout.live / path).exists()]
+            (checkout.live / "filler").unlink()
         assert checkout.snakemake(target("sweep")).of("sweep") == [S1]
+        subprocess.run(["mount", "-o", "remount,ro", checkout.live], check=True)
+        read_only = checkout.snakemake(target("verdict"))
+        assert read_only.code == 1 and "Traceback" not in read_only.text
+        assert read_only.said and all("cannot be written (it is read-only): " in line for line in read_only.said)
     with small_disk(checkout.repo / ".snakemake"):
         nowhere = checkout.snakemake("all")
         assert nowhere.code == 1 and nowhere.jobs == [] and "Traceback" not in nowhere.text
@@ -260,7 +296,8 @@ def test_path_with_spaces_an_environment_not_activated_and_results_elsewhere(com
     assert made.code == 0 and made.of("sweep") == [S0], made.text
     assert set(schemas.read_csv("sweep", elsewhere / targets[0])["status"]) == {"ok"}
     assert contents(checkout.live) == before
-    again = run_in(checkout, elsewhere, "-s", str(checkout.repo / "Snakefile"), *targets)
+    standard = str(checkout.repo / "workflow" / "Snakefile")  # beside which no profile says how many cores
+    again = run_in(checkout, elsewhere, "--cores", "1", "-s", standard, *targets)
     assert again.code == 0 and again.jobs == [], again.text
 
 
@@ -291,6 +328,17 @@ def test_as_a_module_of_another_workflow(checkout):
     made = run_in(checkout, outer, "--cores", "2", target("inspect"))
     assert made.code == 0, made.text
     assert set(schemas.read_csv("inspect", outer / target("inspect"))["status"]) == {"ok"}
+    (outer / "config").mkdir()
+    (outer / "config" / "config.yaml").write_text("samples: 3\nrungs: {device: emulator, measure: {rounds_min: 20}}\n")
+    part = 'configfile: "config/config.yaml"\n' + MODULE
+    snakefile.write_text(part.format(options='config: config["rungs"]', of="all"))
+    counted = run_in(checkout, outer, "--cores", "2", "--dry-run")
+    assert counted.code == 0 and "rungs_emulate" in counted.rules, counted.text
+    snakefile.write_text(part.format(options="config: config", of="all"))
+    refused = run_in(checkout, outer, "--cores", "2", "--dry-run")
+    assert refused.code == 1 and refused.said == [
+        "rungs: config: there is no key 'samples': give the module of rungs keys of its own, as `config: config[\"rungs\"]`."
+    ]
     snakefile.write_text(MODULE.format(options='prefix: "sub"', of="all"))
     refused = run_in(checkout, outer, "--cores", "2", "--dry-run")
     assert refused.code == 1 and [

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from binaries import toolchain
 from rungs import build, clock, gpu
-from rungs.errors import RungsError
 from rungs.variants import WGMMA, load_device, load_experiment
 
 EXPERIMENT = load_experiment("gemm")
@@ -39,14 +39,6 @@ def test_sums_of_the_integer_inputs_are_exact_in_fp32(k):
     exact = a.double() @ b.double().t()
     assert torch.equal((a.float() @ b.float().t()).double(), exact)
     assert 4 * k < 1 << 24, "no partial sum leaves the integers that fp32 has"
-
-
-def toolchain():
-    """pip's compiler, or the machine's own: both build the same bytes."""
-    try:
-        return build.find_toolchain("pip")
-    except RungsError:
-        return build.find_toolchain("system")
 
 
 @pytest.fixture(scope="module", params=["gemm", "gemm_tuned", "hopper_gemm"])

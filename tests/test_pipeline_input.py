@@ -81,6 +81,12 @@ CASES = {
         None,
         "config, key experiments: this is no list of names: write `experiments=[name,name]`.",
     ),
+    "nothing in a mapping's place": (
+        ["device={}"],
+        None,
+        None,
+        "config, key device: {} changes nothing: give it a value, or leave it out.",
+    ),
     "rounds the wrong way round": (
         ["measure={rounds_min: 60}"],
         None,

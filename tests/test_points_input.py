@@ -13,12 +13,27 @@ import pytest
 import yaml
 
 import binaries
-from rungs import advise, aggregate, cli, files, measure, pages, protocol, schemas, settings, variants
+from rungs import (
+    advise,
+    aggregate,
+    answers,
+    cli,
+    files,
+    measure,
+    pages,
+    protocol,
+    schemas,
+    settings,
+    variants,
+    workloads,
+)
 from rungs.emulator import verb
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT
+from rungs.plan import Plan
 from rungs.tables import Source
 from rungs.variants import CONFIG, load_device, load_experiment, parse_experiment
+from rungs.workloads import Operand, Work
 
 SMEM = load_experiment("smem_read")
 NAMES = [SMEM.variant(rung).name for rung in ("W4", "W3")]
@@ -70,14 +85,65 @@ def test_an_axis_is_not_called_as_a_column(name):
         parsed(declared)
 
 
-def test_a_workload_without_answers_is_one_sentence(tmp_path, monkeypatch):
-    for folder in ("kernels/smem_read", "workflow/rungs/workloads"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "kernels" / SMEM.kernel).touch()
-    (tmp_path / "workflow/rungs/workloads/smem_read.py").touch()
-    monkeypatch.setattr(variants, "ROOT", tmp_path)
-    with pytest.raises(RungsError, match=r"no module under workflow/rungs/answers/"):
-        parsed(raw())
+def test_figures_without_a_module_that_draws_them_are_one_sentence(monkeypatch):
+    monkeypatch.setattr(answers, "there", lambda _: False)
+    words = r"FIGURES names bandwidth, and workflow/rungs/answers/ has no smem_read\.py that draws it: write that module, or"
+    with pytest.raises(RungsError, match=words):
+        settings._check_workload(SMEM)
+
+
+ODD = {
+    "MEASURES: it is 'seconds', neither time nor cycles": {"MEASURES": "seconds"},
+    "CONTROL: it is no text": {"CONTROL": None},
+    "FIGURES: it is no tuple of names": {"FIGURES": "bandwidth"},
+    "emulated_points: it gives [], not points of warps, passes": {"emulated_points": lambda *_: []},
+    "check: NameError: name 'nothing' is not defined": {"check": lambda *_: nothing},  # noqa: F821
+    "operands: KeyError: 'tile'": {"operands": lambda *_: {}["tile"]},
+    "operands: a role is none of input, output, cycles": {"operands": lambda *_: {"a": Operand((1,), "int32", "in")}},
+    "operands: none has the role cycles": {"operands": lambda *_: {"a": Operand((1,), "int32", "input")}},
+    "operands: none has the role input": {
+        "MEASURES": "time",
+        "operands": lambda *_: {"a": Operand((1,), "int32", "output")},
+    },
+    "operands: TypeError: data type 'int33' not understood": {
+        "operands": lambda *_: {"a": Operand((1,), "int33", "cycles")}
+    },
+    "plan: grid (0, 1, 1), block (32, 1, 1), cluster (1, 1, 1) are no launch": {
+        "plan": lambda *_: Plan("k", (0, 1, 1), (32, 1, 1), (1, 1, 1), 0, ())
+    },
+    "plan: each of params is a pair (value, bytes)": {
+        "plan": lambda *_: Plan("k", (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, (7,))
+    },
+    "ctas_per_sm: 0 is neither None nor a number of CTAs": {"ctas_per_sm": lambda *_: 0},
+    "work: it gives no Work": {"work": lambda *_: None},
+    "work: units is not given": {"work": lambda *_: Work(1, 1)},
+    "expected: it gives nothing and the outputs are sum": {"expected": lambda *_: {}},
+    "expected: sum has (3,) and the operand": {"expected": lambda *_: {"sum": np.zeros(3)}},
+}
+
+
+@pytest.mark.parametrize("words", ODD)
+def test_a_module_that_gives_what_nothing_can_use_is_one_sentence(monkeypatch, words):
+    whole = {name: getattr(workloads.of(SMEM), name) for name in workloads.NAMES}
+    monkeypatch.setattr(workloads, "of", lambda _: SimpleNamespace(**whole | ODD[words]))
+    with pytest.raises(RungsError) as error:
+        workloads.rehearse(SMEM, load_device("sm_90a"))
+    assert f"workload smem_read cannot work on it ({words}" in str(error.value) and "\n" not in str(error.value)
+    assert str(error.value).endswith("that workflow/rungs/workloads/smem_read.py reads, or correct that module.")
+
+
+@pytest.mark.parametrize("error", [SyntaxError("no"), SystemExit(3), ImportError("no")])
+def test_a_module_that_cannot_be_imported_or_lacks_a_name_is_one_sentence(monkeypatch, error):
+    def fails(_):
+        raise error
+
+    monkeypatch.setattr(workloads, "importlib", SimpleNamespace(import_module=fails))
+    with pytest.raises(RungsError, match=rf"mine\.py cannot be imported \({type(error).__name__}: .*\): correct it"):
+        workloads._module.__wrapped__("mine")
+    lacking = SimpleNamespace(MEASURES="time", plan=None)
+    monkeypatch.setattr(workloads, "importlib", SimpleNamespace(import_module=lambda _: lacking))
+    with pytest.raises(RungsError, match=r"mine\.py has no CONTROL, FIGURES, check, ctas_per_sm, .*: add it, as docs"):
+        workloads._module.__wrapped__("mine")
 
 
 def test_a_workload_that_reads_other_axes_is_one_sentence():

@@ -131,7 +131,7 @@ PAGE = """==PROF== Connected to process 7 (/usr/bin/python3.11)
     ids=["carriage return", "endless cell"],
 )
 def test_a_page_that_is_no_csv_is_one_sentence(page):
-    with pytest.raises(RungsError, match=r"^ncu's page (is no CSV \(.*\)|ends early, .*): run it again\.$"):
+    with pytest.raises(RungsError, match=r"^ncu's page (is no CSV \(.*\)|ends early, .*)\.$"):
         profile.parse(page)
 
 
@@ -171,23 +171,6 @@ def test_page_cut_anywhere_gives_no_number():
 
 
 # ---- a rung's CSV ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def gpu(tmp_path, monkeypatch):
-    """An H200 of the stand-in for NVML; the calls of ncu go to `calls` and there is no real ncu to find."""
-    monkeypatch.syspath_prepend(str(TESTS / "standin"))
-    sys.modules.pop("pynvml", None)
-    uuid = f"GPU-{os.getpid()}-{tmp_path.name}"
-    machine = {"log": str(tmp_path / "nvml.jsonl"), "gpus": [{"uuid": uuid}]}
-    (tmp_path / "nvml.json").write_text(json.dumps(machine))
-    monkeypatch.setenv("RUNGS_STANDIN_NVML", str(tmp_path / "nvml.json"))
-    monkeypatch.setenv("RUNGS_STANDIN_NCU_CALLS", str(tmp_path / "calls.jsonl"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    yield clock.gpus()[0]
-    sys.modules.pop("pynvml", None)
-    Path(f"/tmp/rungs-{uuid}.lock").unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -301,7 +284,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("mode", FAILURES)
-def test_failure_is_a_row_with_its_own_word(gpu, manifest, monkeypatch, mode):
+def test_failure_is_a_row_with_its_own_word(gpu, manifest, monkeypatch, tmp_path, mode):
     monkeypatch.setenv("RUNGS_STANDIN_NCU", mode)
     rows, _, _ = run(gpu, manifest)
     status, reason = gap(rows)
@@ -309,6 +292,7 @@ def test_failure_is_a_row_with_its_own_word(gpu, manifest, monkeypatch, mode):
     assert status == wanted
     assert re.search(pattern, reason)
     assert reason.endswith(".")
+    assert (f"`snakemake --force {tmp_path / 'out.csv'}`" in reason) == (wanted in ("crashed", "not run"))
     assert gap(rows, PLANNED)[0] == "not on this chip"
     assert "ok" not in set(rows.status)
 
@@ -395,7 +379,9 @@ def ended(pid: int) -> bool:
 def test_ncu_that_hangs_is_ended_with_all_it_started(gpu, manifest, monkeypatch):
     monkeypatch.setenv("RUNGS_STANDIN_NCU", "hang")
     rows, _, calls = run(gpu, manifest, time_limit_s=1.0)
-    assert gap(rows) == ("time limit", "ncu did not end within 1 s.")
+    status, reason = gap(rows)
+    assert status == "time limit" and reason.startswith("ncu did not end within 1 s. `snakemake --force ")
+    assert reason.endswith("with the flags of this run, counts it again; its times and all other counters are kept.")
     assert ended(calls[0]["pid"])
 
 

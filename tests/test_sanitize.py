@@ -154,7 +154,7 @@ def test_only_options_that_the_version_knows_are_asked_for(monkeypatch, tmp_path
 def test_it_is_found_on_path_and_by_its_path(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", f"{Path(TOOL).parent}:{os.environ['PATH']}")
     assert sanitize.find_sanitizer("auto") == sanitize.find_sanitizer(TOOL) == TOOL
-    with pytest.raises(RungsError, match=r"not at .*absent: set `sanitize.tool`"):
+    with pytest.raises(RungsError, match=r"not installed at .*absent: set `sanitize.tool`"):
         sanitize.find_sanitizer(str(tmp_path / "absent"))
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     with pytest.raises(RungsError, match=r"not installed.*nvidia-cuda-sanitizer-api"):
@@ -162,21 +162,6 @@ def test_it_is_found_on_path_and_by_its_path(monkeypatch, tmp_path):
 
 
 # ---- a rung's CSV ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def gpu(tmp_path, monkeypatch):
-    """An H200 of the stand-in for NVML; the calls of the tool go to `calls`."""
-    monkeypatch.syspath_prepend(str(TESTS / "standin"))
-    sys.modules.pop("pynvml", None)
-    uuid = f"GPU-{os.getpid()}-{tmp_path.name}"
-    (tmp_path / "nvml.json").write_text(json.dumps({"log": str(tmp_path / "log"), "gpus": [{"uuid": uuid}]}))
-    monkeypatch.setenv("RUNGS_STANDIN_NVML", str(tmp_path / "nvml.json"))
-    monkeypatch.setenv("RUNGS_STANDIN_SANITIZER_CALLS", str(tmp_path / "calls.jsonl"))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    yield clock.gpus()[0]
-    sys.modules.pop("pynvml", None)
-    Path(f"/tmp/rungs-{uuid}.lock").unlink(missing_ok=True)
 
 
 @pytest.fixture

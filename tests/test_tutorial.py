@@ -1,4 +1,4 @@
-"""docs/tutorial.md as a reader follows it: its files are saved, its commands run, and what it shows of their output is there."""
+"""docs/tutorial.md and docs/workload.md as a reader follows them: their files are saved, the commands run, and what is shown of their output is there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from pipeline import LIMIT_S, ROOT, Checkout, Result
 from rungs import schemas
 
-TUTORIAL = ROOT / "docs" / "tutorial.md"
+TUTORIAL, WORKLOAD = (ROOT / "docs" / f"{name}.md" for name in ("tutorial", "workload"))
 QUICK = "results/emulator-quick"
 FENCE = re.compile(r"^```(\w+)(?: ([^\n]*))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -64,9 +64,9 @@ def as_published(folder: Path) -> Checkout:
     return checkout
 
 
-def followed(checkout: Checkout) -> Iterator[tuple[Block, Result]]:
+def followed(checkout: Checkout, page: Path = TUTORIAL) -> Iterator[tuple[Block, Result]]:
     """Every block that is a command and needs no GPU, with what it printed."""
-    for block in blocks(TUTORIAL):
+    for block in blocks(page):
         if save(checkout, block) or block.language == "text" or "gpu" in block.words:
             continue
         assert block.language == "sh", block
@@ -148,3 +148,19 @@ def test_on_a_gpu_the_experiment_is_measured(reader, tmp_path):
     page = (checkout.repo / "results/h200-quick/md/my_gemm.md").read_text()
     assert "| MY1>MY2 | no padding > rows padded by 16 B |" in page
     assert "2 of 2 steps are controlled" in page
+
+
+def test_a_kernel_that_is_no_gemm_takes_one_module(tmp_path):
+    """docs/workload.md: emulated, then measured on the stand-in for a GPU."""
+    checkout = as_published(tmp_path / "run")
+    checkout.configure(clock={"mode": "observe"})
+    (told,) = followed(checkout, WORKLOAD)
+    assert told[1].code == 0, told[1].text
+    shown = [line for block in blocks(WORKLOAD) if block.language == "text" for line in block.text.splitlines()]
+    assert shown and all(line in told[1].text for line in shown), told[1].text
+    (measured,) = (block for block in blocks(WORKLOAD) if "gpu" in block.words)
+    result = shell(checkout, measured.text)
+    assert result.code == 0, result.text
+    page = (checkout.repo / "results/h200-quick/md/my_scale.md").read_text()
+    assert "| SC0>SC1 | words of 4 B > words of 16 B |" in page and "1 of 1 steps are controlled" in page
+    assert "| SC1 | words of 16 B |" in page and "## Curves" not in page

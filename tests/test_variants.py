@@ -184,6 +184,11 @@ HOLDS_ITSELF["x"] = HOLDS_ITSELF  # `measure: &a {x: *a}` in YAML
         ({10**5000: None}, "config holds itself, hundreds of levels or a number of thousands of digits"),
         ({"measure": HOLDS_ITSELF}, "a value holds itself or hundreds of levels: write it out flat"),
         ({"recorded": HOLDS_ITSELF}, "key recorded: this is no list of names"),
+        ({"device": None}, "key device: it has no value: give it one, or leave it out"),
+        ({"clock": {**CONFIG["clock"], "mhz": ""}}, "'' is nothing that it may be (auto or a supported SM clock in MHz)"),
+        ({"profile": {**CONFIG["profile"], "ncu": ""}}, "'' should be non-empty (auto or the path of ncu)"),
+        ({"profile": {"ncu": "auto"}}, "key profile.enabled: neither you nor "),
+        ({"nothing": None}, "there is no key 'nothing'"),
     ],
 )  # fmt: skip
 def test_a_config_that_means_nothing_is_one_sentence(monkeypatch, change, sentence):
@@ -191,6 +196,47 @@ def test_a_config_that_means_nothing_is_one_sentence(monkeypatch, change, senten
     with pytest.raises(RungsError) as error:
         settings.resolve({**CONFIG, **change})
     assert sentence in str(error.value)
+
+
+def test_a_config_has_the_checkouts_own_where_it_says_nothing():
+    whole = settings.over_defaults({"ladders": "B", "measure": {"rounds_min": 50}}, {}, module=True)
+    assert whole == {**CONFIG, "ladders": "B", "measure": {**CONFIG["measure"], "rounds_min": 50}}
+    assert settings.over_defaults({}, {"measure": {}, "axes": {}}, module=False) == CONFIG
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "sentence"),
+    [
+        (5, {}, "config: this is no mapping: write keys and values, as in config/config.yaml."),
+        ([], {}, "config: this is no mapping"),
+        ({"samples": 3}, {}, "there is no key 'samples': give the module of rungs keys of its own, as `config: config[\"rungs\"]`."),
+        ({1: 2}, {}, "there is no key 1: give the module"),
+        ({}, {"device": {}}, "config, key device: {} changes nothing: give it a value, or leave it out."),
+        ({}, {"measure": {"factorial": {"rounds_min": {}}}}, "key measure.factorial.rounds_min: {} changes nothing"),
+    ],
+)  # fmt: skip
+def test_a_config_over_the_defaults_that_means_nothing_is_one_sentence(config, given, sentence):
+    with pytest.raises(RungsError) as error:
+        settings.over_defaults(config, given, module=True)
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [("device: [", "is not readable YAML"), ("- device", "config.yaml: this is no mapping"), ("device: auto", None)],
+)
+def test_a_checkout_whose_own_config_is_damaged_is_one_sentence(monkeypatch, tmp_path, own, sentence):
+    monkeypatch.setattr(settings, "OWN_CONFIG", tmp_path / "config.yaml")
+    settings.OWN_CONFIG.write_text(own)
+    with pytest.raises(RungsError, match=sentence or "key arch: neither you nor .*config.yaml says it: add it there"):
+        settings.resolve(settings.over_defaults({}, {}, module=False))
+
+
+def test_a_config_that_holds_itself_as_the_checkouts_own_does_is_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.setattr(settings, "OWN_CONFIG", tmp_path / "config.yaml")
+    settings.OWN_CONFIG.write_text("measure: &a {x: *a}")
+    with pytest.raises(RungsError, match="a value holds itself or hundreds of levels"):
+        settings.over_defaults({"measure": HOLDS_ITSELF}, {}, module=False)
 
 
 @pytest.mark.parametrize(

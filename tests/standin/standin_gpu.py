@@ -104,7 +104,7 @@ class Session:
 
     def outcome(self, arm, replay=False) -> Outcome:
         self.launch(arm)
-        fault, cells = self._fault(arm), max(1, self.problem[0] * self.problem[1])
+        fault, cells = self._fault(arm), max(1, int(np.prod(self.problem[:2])))
         if fault in ("nan", "nothing") or (fault == "first_only" and replay):
             return Outcome(cells, False, float("nan"), "0" * 64)
         if fault == "wrong" or self.corrupt:

@@ -18,8 +18,9 @@ from rungs.variants import GEMM, load_device, load_experiment
 settings.export_package(PACKAGE)
 notes = []
 try:
-    run = settings.resolve(config, planning=workflow.is_main_process)
-    if workflow.is_main_process and workflow.modifier.is_main_snakefile():
+    chosen = settings.over_defaults(config, workflow.config_settings.overwrite_config, AS_MODULE)
+    run = settings.resolve(chosen, planning=workflow.is_main_process)
+    if workflow.is_main_process and not AS_MODULE:
         entered, found = folder.enter(f"results/{run.results}", "logs")
         notes = [f"rungs: {found}"] if found else []
 except RungsError as error:
@@ -576,7 +577,7 @@ def check_executor():
         return
     if workflow.local_exec and run.away:
         sentence = f"{run.gpu.slug} is asked for and this machine has no GPU, so add `--profile profiles/slurm`, or use `--config device=auto`"
-    elif not workflow.local_exec and config["device"] == "auto":
+    elif not workflow.local_exec and chosen["device"] == "auto":
         sentence = "on a cluster each node would take device auto for its own: say `--config device=h200 arch=sm_90a`, or what else its GPUs are, or `device=emulator`"
     else:
         return

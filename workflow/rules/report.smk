@@ -154,8 +154,8 @@ for factorial_experiment in FACTORIALS:
             " --experiment {wildcards.experiment:q} --of {params.pictures:q} &>> {log:q}"
 
 
-# As above: which figures an experiment of points has is its workload's.
-for pointed_experiment in FIGURES:
+# As above: which figures an experiment of points has is its workload's, and it may have none.
+for pointed_experiment in filter(FIGURES.get, FIGURES):
 
     rule:
         name:

@@ -19,8 +19,9 @@ if workflow.modifier.path_modifier.prefix or workflow.modifier.path_modifier.mod
     stop(
         "A module of rungs takes no prefix: leave it out, or make its results in a folder of their own with --directory."
     )
+AS_MODULE = not workflow.modifier.is_main_snakefile()
 OWN_CONFIG = os.path.relpath(HOME / "config" / "config.yaml")
-"""Of the checkout: for a working folder that has none of its own."""
+"""Of the checkout: for a working folder that has none of its own, or whose own is another workflow's."""
 
 
 def own(path):

@@ -742,8 +742,11 @@ def _open_guard(path: Path) -> int:
         raise RungsError(f"{path} guards the GPU and cannot be opened ({error.strerror}): remove it.") from None
 
 
+UNREADABLE = "unreadable"
+
+
 class Reading(NamedTuple):
-    """The state of the GPU a moment ago. `throttle` is the reasons with `+` between them, `unreadable` once NVML is gone."""
+    """The state of the GPU a moment ago. `throttle` is the reasons with `+` between them, UNREADABLE once NVML is gone."""
 
     throttle: str
     power_w: float | None
@@ -776,7 +779,7 @@ class Sampler:
         self._thread.join()
 
     def read(self) -> Reading:
-        """The newest reading. Once NVML does not answer, its numbers are None and its throttle is `unreadable`."""
+        """The newest reading. Once NVML does not answer, its numbers are None and its throttle is UNREADABLE."""
         return self._newest
 
     def _run(self) -> None:
@@ -796,7 +799,7 @@ class Sampler:
         power_mw = _ask(nvml, "nvmlDeviceGetPowerUsage", handle)
         temp = _ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU)
         processes = _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
-        throttle = "unreadable" if reasons is None else throttle_words(reasons)
+        throttle = UNREADABLE if reasons is None else throttle_words(reasons)
         if self._memory_mhz is not None:
             mhz = _ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM)
             if mhz is not None and abs(mhz / self._memory_mhz - 1) > TOLERANCE:

@@ -26,7 +26,7 @@ import pandas as pd
 from rungs import aggregate, provenance, schemas, stats, workloads
 from rungs.aggregate import Arm, Facts, Measured, Shape
 from rungs.errors import RungsError
-from rungs.files import sha256_json, stem
+from rungs.files import sha256_json, stem, write_text
 from rungs.tables import DAGGER, digits_of, grid, signed
 from rungs.variants import GEMM, Experiment, Ladder, experiment_names, load_experiment
 
@@ -600,7 +600,7 @@ def write(comparison: Comparison, output: Path) -> None:
     earlier = folder.with_name(f"{folder.name}.earlier")
     try:
         schemas.write_csv(comparison.experiment.kind("compare"), frame_of(comparison), folder / "compare.csv")
-        (folder / "compare.md").write_text(render(comparison), encoding="utf-8")
+        write_text(folder / "compare.md", render(comparison))
         plots.save(compareplots.plot(comparison), folder / "compare", coarse=True)
         folder.chmod(0o755)
         if output.exists():

@@ -86,13 +86,16 @@ class Facts:
     @functools.cached_property
     def config(self) -> dict[str, Any]:
         """What config.yaml says; empty where it cannot be read, which a check of its own reports."""
+        value: Any = None
         try:
             import yaml
 
             value = yaml.safe_load(config_file().read_text(encoding="utf-8"))
+            from rungs import settings
+
+            return settings.over_defaults(value, {}, module=False)
         except Exception:
-            return {}
-        return value if isinstance(value, dict) else {}
+            return value if isinstance(value, dict) else {}
 
     def setting(self, key: str, inner: str = "") -> str:
         value = self.config.get(key, "auto")
@@ -310,7 +313,7 @@ def config(_: Facts) -> Iterator[Check]:
         return
     value: dict[str, Any] = {}
     try:
-        value = schemas.read_yaml(config_file(), "config")
+        value = settings.over_defaults(schemas.load_yaml(config_file()), {}, module=False)
         run = settings.resolve(value)
     except RungsError as error:
         stops, costs = "all", "nothing runs"

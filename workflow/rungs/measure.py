@@ -603,10 +603,17 @@ def _rows(
                 "power_w": None if condition["power_w"] is None else round(condition["power_w"]),
                 "temp_c": None if condition["temp_c"] is None else round(condition["temp_c"]),
                 "status": "flagged" if sample["flag"] else "ok",
-                "reason": sample["flag"],
+                "reason": _why_flagged(sample),
             }
         )
     return rows
+
+
+def _why_flagged(sample: Mapping[str, Any]) -> str:
+    """The protocol's reason, which takes NVML's silence for one more word of what throttles."""
+    if sample["flag"] and sample["condition"]["throttle"] == clock.UNREADABLE and not sample["condition"]["others"]:
+        return "NVML no longer answered, so that nothing is known of the clock"
+    return str(sample["flag"])
 
 
 def software(session: Mapping[str, Any]) -> dict[str, str]:

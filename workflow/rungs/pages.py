@@ -19,7 +19,8 @@ def render(source: Source) -> str:
     parts = [f"# {source.experiment.name} on {source.facts.gpu}", source.experiment.question]
     parts += answers.of(source.experiment).sections(source)
     figures = f"../figures/{source.experiment.name}"
-    parts += ["## Curves", *figure_links(source, figures)]
+    if curves := figure_links(source, figures):
+        parts += ["## Curves", *curves]
     for ladder in ladders_of(source):
         parts += [f"## Ladder {ladder.name}: {ladder.title}", ladder_tables(source, ladder)]
         parts += [f"### Steps of ladder {ladder.name}", step_tables(source, ladder)]
@@ -49,7 +50,8 @@ def blocks(source: Source) -> dict[str, str]:
     name = source.experiment.name
     made = {f"{name}:{block}": text for block, text in answers.of(source.experiment).blocks(source).items()}
     made |= {f"{name}:floor": tables.floor_table(source)}
-    made |= {f"{name}:figures": "\n\n".join(figure_links(source, tables.figures_of(source)))}
+    if curves := figure_links(source, tables.figures_of(source)):
+        made |= {f"{name}:figures": "\n\n".join(curves)}
     for ladder in ladders_of(source):
         made |= {
             f"{name}:ladder:{ladder.name}": ladder_tables(source, ladder),

@@ -46,6 +46,8 @@ NO_METRIC = "not on this chip"
 NOT_RUN = "not run"
 CRASHED = "crashed"
 TIME_LIMIT = "time limit"
+REPEATED = frozenset({NOT_RUN, CRASHED, TIME_LIMIT})
+"""What may be counted when it is tried again, and is not tried by itself: nothing that Snakemake sees has changed by then."""
 
 PERMIT = (
     "load the driver with NVreg_RestrictProfilingToAdminUsers=0 (a line `options nvidia NVreg_RestrictProfilingToAdminUsers=0`"
@@ -100,17 +102,23 @@ def find_ncu(setting: str) -> str:
 
     Raises RungsError where there is none.
     """
+    folders = sorted(Path("/opt/nvidia/nsight-compute").glob("*"), key=_version, reverse=True)
+    whence = "install Nsight Compute (it is part of the CUDA toolkit)"
+    return find_tool("ncu", setting, "profile.ncu", ["/usr/local/cuda/bin", *map(str, folders)], whence)
+
+
+def find_tool(name: str, setting: str, key: str, places: Sequence[str], whence: str) -> str:
+    """Path of a tool: what the config's `key` names, or with `auto` from PATH and then from these folders.
+
+    Raises RungsError where there is none; `whence` says how to get it.
+    """
     if setting != "auto":
         if found := shutil.which(setting):
             return found
-        raise RungsError(f"ncu is not installed at {setting}: set `profile.ncu` to its path, or to auto.")
-    folders = sorted(Path("/opt/nvidia/nsight-compute").glob("*"), key=_version, reverse=True)
-    places = [None, "/usr/local/cuda/bin", *map(str, folders)]
-    if found := next((tool for place in places if (tool := shutil.which("ncu", path=place))), None):
+        raise RungsError(f"{name} is not installed at {setting}: set `{key}` to its path, or to auto.")
+    if found := next((tool for place in (None, *places) if (tool := shutil.which(name, path=place))), None):
         return found
-    raise RungsError(
-        "ncu is not installed: install Nsight Compute (it is part of the CUDA toolkit) or set `profile.ncu` to its path."
-    )
+    raise RungsError(f"{name} is not installed: {whence}, or set `{key}` to its path.")
 
 
 def _version(folder: Path) -> list[int]:
@@ -161,7 +169,7 @@ def parse(text: str) -> list[Counter]:
         header, *rows = csv.reader(io.StringIO(page))
         name_at = header.index("Kernel Name")
     except (csv.Error, ValueError) as error:
-        raise RungsError(f"ncu's page is no CSV ({error}): run it again.") from None
+        raise RungsError(f"ncu's page is no CSV ({error}).") from None
     id_at = header.index("ID") if "ID" in header else name_at
     units: Sequence[str] = [""] * len(header)
     counters: list[Counter] = []
@@ -169,7 +177,7 @@ def parse(text: str) -> list[Counter]:
     whole = text.endswith("\n") or (text.endswith('"') and lines[-1].count('"') % 2 == 0)
     for row in filter(None, rows):
         if len(row) != len(header) or not whole:
-            raise RungsError(f"ncu's page ends early, in column {len(row)} of {len(header)}: run it again.")
+            raise RungsError(f"ncu's page ends early, in column {len(row)} of {len(header)}.")
         if not row[id_at]:
             units = row
             continue
@@ -179,7 +187,7 @@ def parse(text: str) -> list[Counter]:
             if "__" in column
         ]
     if not counters:
-        raise RungsError("ncu's page ends early, before its first launch: run it again.")
+        raise RungsError("ncu's page ends early, before its first launch.")
     return counters
 
 
@@ -205,8 +213,7 @@ def diagnose(text: str, kernel: str) -> tuple[str, str] | None:
     if "a driver resource was unavailable" in text:
         names = ", ".join(f"{name} (process {pid})" for pid, name in holders()) or "one that this user cannot see"
         return NOT_RUN, (
-            f"Another profiler holds the counters: {names}; nothing was stopped. Pause it (DCGM: `dcgmi profile --pause`)"
-            " and run again."
+            f"Another profiler holds the counters: {names}; nothing was stopped. Pause it (DCGM: `dcgmi profile --pause`)."
         )
     if found := re.search(r"The application returned an error code \((\d+)\)", text):
         return CRASHED, f"The process that launches the kernel ended with exit status {found[1]}{last_words(text)}."
@@ -381,7 +388,7 @@ def profile(
                 stack.enter_context(clock.exclusive(gpu.uuid))
                 record = stack.enter_context(clock.held(record, gpu)).record
             except RungsError as error:
-                failure = NOT_RUN, str(error)
+                failure = NOT_RUN, f"{error} {again(output)}"
         for shape in shapes:
             try:
                 check_point(experiment, variant, device, shape)
@@ -393,6 +400,10 @@ def profile(
             else:
                 argv = [*start, "--shape", ",".join(map(str, shape))]
                 counted = count(tool, argv, experiment.entry, metrics, device.chip, l2, time_limit_s)
+                counted = [
+                    cell._replace(reason=f"{cell.reason} {again(output)}") if cell.status in REPEATED else cell
+                    for cell in counted
+                ]
                 # No later shape would be permitted what this one was not.
                 failure = next(((cell.status, cell.reason) for cell in counted if cell.status == PERMISSION), None)
             ok = sum(cell.status == "ok" for cell in counted)
@@ -425,6 +436,11 @@ def profile(
         "measured_at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
     measure.write_result(experiment.kind("profile"), rows, manifest, output)
+
+
+def again(output: Path) -> str:
+    """How to count a rung once more, and what that costs."""
+    return f"`snakemake --force {output}`, with the flags of this run, counts it again; its times and all other counters are kept."
 
 
 def _counting_clock(record: Mapping[str, Any] | None, gpu: clock.Gpu) -> dict[str, Any]:

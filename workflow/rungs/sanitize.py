@@ -12,7 +12,6 @@ import functools
 import importlib.util
 import re
 import secrets
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -100,19 +99,11 @@ def find_sanitizer(setting: str) -> str:
 
     Raises RungsError where there is none.
     """
-    if setting != "auto":
-        if found := shutil.which(setting):
-            return found
-        raise RungsError(f"compute-sanitizer is not at {setting}: set `sanitize.tool` to its path, or to auto.")
     spec = importlib.util.find_spec("nvidia")
     pip = [f"{folder}/cu13/bin" for folder in spec.submodule_search_locations or []] if spec else []
-    places = [None, "/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", *pip]
-    if found := next((tool for place in places if (tool := shutil.which("compute-sanitizer", path=place))), None):
-        return found
-    raise RungsError(
-        "compute-sanitizer is not installed: it is part of the CUDA toolkit, and of pip's nvidia-cuda-sanitizer-api; or set"
-        " `sanitize.tool` to its path."
-    )
+    places = ["/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", *pip]
+    whence = "install the CUDA toolkit, or pip's nvidia-cuda-sanitizer-api"
+    return profile.find_tool("compute-sanitizer", setting, "sanitize.tool", places, whence)
 
 
 @functools.cache

@@ -71,6 +71,8 @@ def validate(value: Any, name: str, where: str) -> None:
         if error.validator == "additionalProperties" and isinstance(error.instance, dict):
             odd = next(key for key in error.instance if key not in schema["properties"])
             message = f"there is no key {odd!r}; choose of {', '.join(schema['properties'])}"
+        if error.validator == "oneOf" and description:
+            message = f"{error.instance!r} is nothing that it may be"
         message = shown(message, LONGEST)
         raise RungsError(
             f"{where}{f', key {place}' if place else ''}: {message}{f' ({description})' if description else ''}."
@@ -101,8 +103,15 @@ class _OneOfEachKey(_Safe):  # type: ignore[misc, valid-type]
 
 def read_yaml(path: Path, schema: str) -> dict[str, Any]:
     """A YAML file (safe loading only) that is valid by its schema."""
+    value: dict[str, Any] = load_yaml(path)
+    validate(value, schema, str(path))
+    return value
+
+
+def load_yaml(path: Path) -> Any:
+    """What a YAML file holds (safe loading only). Raises RungsError where it cannot be read."""
     try:
-        value = yaml.load(path.read_text(encoding="utf-8"), Loader=_OneOfEachKey)
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_OneOfEachKey)
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise RungsError(f"{path} is not readable YAML: {' '.join(str(error).split())}.") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # of a tag or a date
@@ -110,8 +119,6 @@ def read_yaml(path: Path, schema: str) -> dict[str, Any]:
         raise RungsError(
             f"{path} is not readable YAML: a value in it is not what its tag or form says ({said}): correct it or quote it."
         ) from None
-    validate(value, schema, str(path))
-    return value
 
 
 SHAPE = ("m", "n", "k")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import itertools
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rungs import clock, schemas
-from rungs.errors import Refused, RungsError
+from rungs.errors import RungsError
 from rungs.files import PACKED, ROOT, stem
 from rungs.variants import (
     GEMM,
@@ -32,6 +31,7 @@ from rungs.variants import (
 
 DEFAULT_ARCH = "sm_90a"
 EMULATOR = "emulator"
+OWN_CONFIG = ROOT / "config" / "config.yaml"
 AWAY = "found out on the GPU's machine"
 MAPPINGS = {
     "measure": "rounds_min: 50",
@@ -41,6 +41,7 @@ MAPPINGS = {
     "axes": "mn: [512], k: [256]",
 }
 """Keys of the config that hold keys of their own, and how one is written."""
+FLAT = "config: a value holds itself or hundreds of levels: write it out flat."
 QUICK_WARMUP_S = 0.3
 """A quick look does not wait a second in every job; its results are not for recording."""
 
@@ -157,6 +158,74 @@ def export_package(folder: str) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
 
 
+def over_defaults(config: Any, given: Mapping[str, Any], module: bool) -> dict[str, Any]:
+    """The config, where it leaves keys out with those of the checkout's own config.yaml, nested ones one by one.
+
+    `given` is what the command line says. `module`: the config is what another workflow hands over. Raises RungsError for
+    one that is none.
+    """
+    path, schema = OWN_CONFIG, schemas.load_schema("config")
+    try:
+        if empty := _empty(given, schema):
+            raise RungsError(f"config, key {empty}: {{}} changes nothing: give it a value, or leave it out.")
+        defaults = schemas.load_yaml(path) if path.exists() else {}
+        for where, found in (("config", config), (str(path), defaults)):
+            if not isinstance(found, dict):
+                raise RungsError(f"{where}: this is no mapping: write keys and values, as in config/config.yaml.")
+        if module and (others := [key for key in config if key not in schema["properties"]]):
+            raise RungsError(
+                f'config: there is no key {others[0]!r}: give the module of rungs keys of its own, as `config: config["rungs"]`.'
+            )
+        return _merged(defaults, config)
+    except RecursionError:
+        raise RungsError(FLAT) from None
+
+
+def _merged(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Both mappings in one; what the second says stands."""
+    both = {key: _merged(below[key], above[key]) for key in below if _mappings(below[key], above.get(key))}
+    return {**below, **above, **both}
+
+
+def _mappings(*values: Any) -> bool:
+    return all(isinstance(value, Mapping) for value in values)
+
+
+def _empty(given: Mapping[Any, Any], schema: Mapping[str, Any], place: str = "") -> str:
+    """The key that has `{}` where no mapping belongs: Snakemake, which merges mappings, would pass over it. Else nothing."""
+    for key, inner in schema.get("properties", {}).items():
+        value = given.get(key)
+        if isinstance(value, Mapping) and inner.get("type") == "object":
+            if odd := _empty(value, inner, f"{place}{key}."):
+                return odd
+        elif value == {}:
+            return f"{place}{key}"
+    return ""
+
+
+def _missing(config: Mapping[str, Any], schema: Mapping[str, Any], place: str = "") -> str:
+    """The first key that the config must have and has not. Else nothing."""
+    for key in schema.get("required", ()):
+        if key not in config:
+            return f"{place}{key}"
+        if isinstance(config[key], Mapping) and (
+            odd := _missing(config[key], schema["properties"][key], f"{place}{key}.")
+        ):
+            return odd
+    return ""
+
+
+def checked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config as its schema has it. Raises RungsError for a key that is missing, unknown or out of range."""
+    wanted = _as_lists(config)
+    if missing := _missing(wanted, schemas.load_schema("config")):
+        raise RungsError(
+            f"config, key {missing}: neither you nor {os.path.relpath(OWN_CONFIG)} says it: add it there, or restore that file."
+        )
+    schemas.validate(wanted, "config", "config")
+    return wanted
+
+
 def resolve(config: Mapping[str, Any], planning: bool = True) -> Run:
     """Check the config (as Snakemake merged it with `--config`) and find the GPU.
 
@@ -164,8 +233,7 @@ def resolve(config: Mapping[str, Any], planning: bool = True) -> Run:
 
     Raises RungsError, naming the key or the device, the rule and the fix.
     """
-    wanted = _as_lists(config)
-    schemas.validate(wanted, "config", "config")
+    wanted = checked(config)
     for name in wanted["experiments"]:
         if name not in experiment_names():
             raise RungsError(
@@ -302,26 +370,16 @@ def check_experiments(chosen: Sequence[str]) -> list[str]:
 
 
 def _check_workload(experiment: Experiment) -> None:
-    """Raises RungsError where the workload's module can do nothing with the experiment's factors, macros and axes."""
-    from rungs import workloads
+    """Raises RungsError where the workload's module can do nothing with the experiment, or has figures that nobody draws."""
+    from rungs import answers, workloads
 
-    where = f"config/experiments/{experiment.name}.yaml"
-    try:
-        workload = workloads.of(experiment)
-        device = load_device(experiment.architectures[0] if experiment.architectures else DEFAULT_ARCH)
-        for variant in (experiment.floor_variant, *experiment.ladders[next(iter(experiment.ladders))].rungs.values()):
-            with contextlib.suppress(Refused):
-                workload.check(experiment, variant, device, experiment.base_point)
-        figures = {name: getattr(workload, name) for name in ("FIGURES", "MEASURES", "CONTROL")}["FIGURES"]
-    except (ImportError, AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
-        said = " ".join(str(error).split())
+    device = load_device(experiment.architectures[0] if experiment.architectures else DEFAULT_ARCH)
+    workloads.rehearse(experiment, device)
+    figures = workloads.of(experiment).FIGURES
+    if figures and not answers.there(experiment):
         raise RungsError(
-            f"{where}: workload {experiment.workload} cannot work on it ({type(error).__name__}: {said}): give it the factors,"
-            f" macros and axes that workflow/rungs/workloads/{experiment.workload}.py reads."
-        ) from None
-    if not isinstance(figures, tuple):
-        raise RungsError(
-            f"workflow/rungs/workloads/{experiment.workload}.py: FIGURES is no tuple of names: write it as one."
+            f"workflow/rungs/workloads/{experiment.workload}.py: FIGURES names {figures[0]}, and workflow/rungs/answers/ has no"
+            f" {experiment.workload}.py that draws it: write that module, or FIGURES = ()."
         )
 
 
@@ -358,7 +416,7 @@ def _as_lists(config: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return _lists(copy.deepcopy(dict(config)))
     except RecursionError:
-        raise RungsError("config: a value holds itself or hundreds of levels: write it out flat.") from None
+        raise RungsError(FLAT) from None
 
 
 def _lists(wanted: dict[str, Any]) -> dict[str, Any]:
@@ -380,6 +438,8 @@ def _lists(wanted: dict[str, Any]) -> dict[str, Any]:
             )
         if isinstance(wanted.get(key), str) and wanted[key] != "all":
             wanted[key] = [wanted[key]]
+    if odd := next((key for key in schemas.load_schema("config")["properties"] if wanted.get(key, "") is None), None):
+        raise RungsError(f"config, key {odd}: it has no value: give it one, or leave it out.")
     if isinstance(wanted.get("device"), int) and abs(wanted["device"]) < 10**18:
         wanted["device"] = str(wanted["device"])
     return wanted

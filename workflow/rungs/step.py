@@ -9,7 +9,6 @@ import numpy as np
 
 from rungs import build, clock, measure, protocol, schemas, settings, stats
 from rungs.errors import RungsError
-from rungs.files import ROOT
 from rungs.variants import GEMM, load_experiment, make_step
 
 
@@ -34,7 +33,7 @@ def run(
     if gpu is None:
         raise RungsError("There is no GPU here, and measuring a step needs one: run this on a machine that has one.")
     arch = settings.arch_of(gpu)
-    config = schemas.read_yaml(ROOT / "config" / "config.yaml", "config")
+    config = settings.checked(settings.over_defaults({}, {}, module=False))
     measured = settings.check_measure(config["measure"])
     rule = protocol.Settings(**settings.protocol_settings(measured))
     tools = build.find_toolchain(toolchain)

@@ -613,7 +613,8 @@ def floor_table(source: Source) -> str:
     headers = ["shape class", "floor", "within a job", "between jobs", "shapes", "jobs"]
     name = source.experiment.floor_variant.name
     if not source.facts.floors:  # a quick look: the twins are those of the sweeps
-        used = [row for row in source.rows("shapes") if row["variant"] == name]
+        timed = "shapes" if source.experiment.workload == GEMM else "points"
+        used = [row for row in source.rows(timed) if row["variant"] == name]
         return table(source, head, headers, rows, sentence, used, [name])
     return "\n\n".join([head, grid(headers, rows), f"**{sentence}**", f"<sub>{_floor_line(source)}</sub>"])
 

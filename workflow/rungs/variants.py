@@ -658,11 +658,6 @@ def _check_points(raw: Mapping) -> None:
     where, axes = f"Experiment {raw['name']}", list(raw["axes"])
     if not (ROOT / "workflow" / "rungs" / "workloads" / f"{raw['workload']}.py").is_file():
         raise RungsError(f"{where}: there is no workload {raw['workload']!r} under workflow/rungs/workloads/.")
-    if not (ROOT / "workflow" / "rungs" / "answers" / f"{raw['workload']}.py").is_file():
-        raise RungsError(
-            f"{where}: workload {raw['workload']!r} has no module under workflow/rungs/answers/, which makes its tables and"
-            " figures: add it."
-        )
     columns = set(NO_AXIS).union(*(schemas.load_schema(f"csv/{kind}")["columns"] for kind in WITH_AXES))
     if taken := next((axis for axis in axes if axis in columns), None):
         raise RungsError(f"{where}: an axis may not be called {taken}, which is a column of a CSV already: rename it.")

@@ -54,6 +54,7 @@ def at_point(experiment: Experiment, variant: Variant, arch: str, at: Mapping[st
     Raises RungsError for an axis that the experiment has not, Refused for a point that the variant does not support.
     """
     workload, device = workloads.of(experiment), load_device(arch)
+    workloads.rehearse(experiment, device)
     if odd := next((axis for axis in at if axis not in experiment.axis_names), None):
         raise RungsError(
             f"{experiment.name} has no axis {odd!r}: give --at with one of {', '.join(experiment.axis_names)}."

@@ -1,23 +1,40 @@
 """What an experiment's kernel works on, where that is no GEMM: one module per experiment, under the name that its file gives.
 
-Every module has `MEASURES`, `CONTROL`, `check`, `plan`, `ctas_per_sm`, `operands`, `expected`, `work` and `emulated_points`,
-as `Workload` says. A point is a tuple of whole numbers, one for each axis of the experiment, in its order.
+Every module has the NAMES, as `Workload` says and docs/workload.md shows. A point is a tuple of whole numbers, one for each axis of the experiment, in its order.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Protocol, cast
 
 import numpy as np
 
-from rungs.plan import Plan
+from rungs.errors import Refused, RungsError, shown
+from rungs.plan import InGlobal, Plan, TensorMap
 from rungs.variants import Device, Experiment, Variant
 
 Point = tuple[int, ...]
+NAMES = (
+    "MEASURES",
+    "CONTROL",
+    "FIGURES",
+    "check",
+    "plan",
+    "ctas_per_sm",
+    "operands",
+    "expected",
+    "work",
+    "emulated_points",
+)
+"""What every module has."""
+ROLES = ("input", "output", "cycles")
 
 
 @dataclass(frozen=True)
@@ -53,7 +70,7 @@ class Workload(Protocol):
     CONTROL: str
     """What stands beside every variant; empty for none."""
     FIGURES: tuple[str, ...]
-    """Names of the figures that `rungs.answers` draws of it."""
+    """Names of the figures that `rungs.answers` draws of it; `()` for none."""
 
     def check(self, experiment: Experiment, variant: Variant, device: Device, point: Point) -> None:
         """Raises Refused, naming the rule and the fix, for a point that the variant does not support."""
@@ -150,5 +167,123 @@ def cycles_per_unit(values: np.ndarray, work: Work) -> float:
 
 
 def of(experiment: Experiment) -> Workload:
-    """The module of an experiment that is no GEMM."""
-    return cast(Workload, importlib.import_module(f"rungs.workloads.{experiment.workload}"))
+    """The module of an experiment that is no GEMM. Raises RungsError where it cannot be imported or lacks a name."""
+    return cast(Workload, _module(experiment.workload))
+
+
+@functools.cache
+def _module(workload: str) -> ModuleType:
+    try:
+        module = importlib.import_module(f"rungs.workloads.{workload}")
+    except (Exception, SystemExit) as error:
+        raise RungsError(f"{_file(workload)} cannot be imported ({_said(error)}): correct it.") from None
+    if lacking := [name for name in NAMES if not hasattr(module, name)]:
+        raise RungsError(f"{_file(workload)} has no {', '.join(lacking)}: add it, as docs/workload.md has it.")
+    return module
+
+
+def _file(workload: str) -> str:
+    return f"workflow/rungs/workloads/{workload}.py"
+
+
+def _said(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {shown(str(error))}".split())
+
+
+# ---- a look at a module before anything depends on it ----------------------------------------------------------------
+
+
+class _Odd(Exception):
+    """What a module says and may not."""
+
+
+FEW_SMS = 2
+
+
+def rehearse(experiment: Experiment, device: Device) -> None:
+    """Call every function of the module once, on the floor's variant at its first small point, and look at what it gives.
+
+    Raises RungsError that names the function where it cannot work on the experiment or gives what nothing can use.
+    """
+    module, at = of(experiment), [""]
+    try:
+        _rehearse(module, experiment, device, at)
+    except Refused:  # the chip lacks it, say: the variant has its own row for that
+        return
+    except (Exception, SystemExit) as error:
+        said = str(error) if isinstance(error, _Odd) else _said(error)
+        raise RungsError(
+            f"config/experiments/{experiment.name}.yaml: workload {experiment.workload} cannot work on it ({at[0]}: {said}): give"
+            f" it the factors, macros and axes that {_file(experiment.workload)} reads, or correct that module."
+        ) from None
+
+
+def _rehearse(module: Workload, experiment: Experiment, device: Device, at: list[str]) -> None:
+    """`at` gets the name of what is looked at."""
+
+    def need(true: bool, otherwise: str) -> None:
+        if not true:
+            raise _Odd(otherwise)
+
+    at[0] = "MEASURES"
+    need(module.MEASURES in ("time", "cycles"), f"it is {module.MEASURES!r}, neither time nor cycles")
+    at[0] = "CONTROL"
+    need(isinstance(module.CONTROL, str), "it is no text")
+    at[0] = "FIGURES"
+    need(isinstance(module.FIGURES, tuple), "it is no tuple of names")
+    variant = experiment.floor_variant
+    at[0] = "emulated_points"
+    points = list(module.emulated_points(experiment, variant, device))
+    axes = experiment.axis_names
+    need(
+        bool(points) and all(len(point) == len(axes) for point in points),
+        f"it gives {points}, not points of {', '.join(axes)}",
+    )
+    of_it = (experiment, variant, device, points[0])
+    at[0] = "check"
+    module.check(*of_it)
+    for rung in next(iter(experiment.ladders.values())).rungs.values():
+        with contextlib.suppress(Refused):
+            module.check(experiment, rung, device, experiment.base_point)
+    at[0] = "operands"
+    operands = module.operands(*of_it, FEW_SMS)
+    roles = {operand.role for operand in operands.values()}
+    need(roles <= set(ROLES), f"a role is none of {', '.join(ROLES)}")
+    if module.MEASURES == "cycles":
+        need("cycles" in roles, "none has the role cycles, in which the kernel says what it measured")
+    else:
+        need("input" in roles, "none has the role input, of which the control copies the largest")
+    inputs = {
+        name: wide(host_values(operand, "integer", np.random.default_rng(1)))
+        for name, operand in operands.items()
+        if operand.role == "input"
+    }
+    need(footprint(operands) > 0, "they have no bytes")
+    at[0] = "plan"
+    plan = module.plan(*of_it, dict.fromkeys(operands, 1 << 20), FEW_SMS)
+    sizes = (*plan.grid, *plan.block, *plan.cluster)
+    need(
+        len(sizes) == 9 and min(sizes) > 0,
+        f"grid {plan.grid}, block {plan.block}, cluster {plan.cluster} are no launch",
+    )
+    pairs = [param for param in plan.params if not isinstance(param, TensorMap | InGlobal)]
+    need(
+        all(isinstance(pair, tuple) and [type(part) for part in pair] == [int, int] for pair in pairs),
+        "each of params is a pair (value, bytes) of whole numbers, or a tensor map",
+    )
+    at[0] = "ctas_per_sm"
+    pinned = module.ctas_per_sm(*of_it)
+    need(pinned is None or (isinstance(pinned, int) and pinned > 0), f"{pinned!r} is neither None nor a number of CTAs")
+    at[0] = "work"
+    work = module.work(*of_it, FEW_SMS)
+    need(isinstance(work, Work), "it gives no Work")
+    need(module.MEASURES == "time" or work.units > 0, "units is not given, over which cycles are divided")
+    at[0] = "expected"
+    right = module.expected(*of_it, FEW_SMS, inputs)
+    outputs = {name: operand for name, operand in operands.items() if operand.role == "output"}
+    need(
+        set(right) == set(outputs), f"it gives {', '.join(right) or 'nothing'} and the outputs are {', '.join(outputs)}"
+    )
+    for name, operand in outputs.items():
+        found = np.asarray(right[name])
+        need(found.size == math.prod(operand.shape), f"{name} has {found.shape} and the operand {operand.shape}")
