@@ -256,8 +256,7 @@ def record(results: Path, experiment_name: str, gaps: bool = False) -> None:
         manifest = _publishable(path, gaps)
         slugs.add(manifest["gpu"]["slug"])
         archs.add(manifest["arch"])
-        if path.parts[-3] != "sanitize":
-            policies.add(manifest["l2"])
+        policies |= {manifest["l2"]} if "l2" in manifest else set()
     for variant, reason in stale(results, [experiment.name]).items():
         raise RungsError(f"{variant} in {results} is stale ({reason}): measure it again before you record.")
     if len(slugs) != 1 or len(archs) != 1:

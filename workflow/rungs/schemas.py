@@ -180,7 +180,7 @@ def write_rows(kind: str, rows: Sequence[Mapping[str, Any]], path: str | Path) -
                 f"{path}: column {odd!r} is {'missing for' if odd in declared else 'unknown to'} a {kind} CSV."
             )
         for name, rule in declared.items():
-            if objection := _breach(row[name], rule):
+            if objection := breach(row[name], rule):
                 raise RungsError(f"{path}, row {number}: {name} is {row[name]!r}, not {objection}.")
         if key and (place := tuple(row[name] for name in key)) in seen:
             raise RungsError(f"{path}, row {number}: the same {', '.join(key)} stands in an earlier row.")
@@ -193,7 +193,7 @@ def write_rows(kind: str, rows: Sequence[Mapping[str, Any]], path: str | Path) -
         temporary.write_text(text.getvalue(), encoding="utf-8")
 
 
-def _breach(value: Any, rule: Mapping[str, Any]) -> str:
+def breach(value: Any, rule: Mapping[str, Any]) -> str:
     """What a cell should be by its column's rule, or an empty string where it is that."""
     if value is None or value == "":
         return "" if rule.get("nullable", rule["type"] == "string") else f"{rule['type']}, which may not be empty"
