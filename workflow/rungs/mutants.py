@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rungs import build, clock, launcher, measure, profile, sanitize, schemas
+from rungs import build, clock, launcher, measure, profile, provenance, sanitize, schemas
 from rungs.emulator import device, mutations, problem
 from rungs.errors import RungsError
 from rungs.files import read_json, sha256_bytes, sha256_file, sha256_json, write_json, write_text
@@ -299,8 +299,7 @@ def judge_result(failure: tuple[str, str] | None, said: str) -> tuple[str, str]:
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
-CSV = Path("data") / "mutations" / "mutations.csv"
-"""Where a results set keeps it."""
+CSV = provenance.MUTATIONS
 GONE = (TIME_LIMIT, CRASHED)
 
 
