@@ -16,7 +16,7 @@ import yaml
 from jsonschema import Draft202012Validator, validators
 
 from rungs.errors import RungsError, shown
-from rungs.files import ROOT, content, read_json, whole
+from rungs.files import ROOT, content, read_json_and_hash, whole
 
 SCHEMAS = ROOT / "workflow" / "schemas"
 GIVEN = ("peers", "published", "shares", "intensity", "tma_throughput", "hopper_latencies")
@@ -82,11 +82,17 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
 
     Raises RungsError with the key that is missing or odd.
     """
-    value = read_json(path)
-    if not isinstance(value, dict) or value.get("kind") not in MANIFESTS:
+    value, digest = read_json_and_hash(path)
+    if value.get("kind") not in MANIFESTS:
         raise RungsError(f"{path} is no manifest of a build, sweep, profile or emulation: delete it and run again.")
-    validate(value, f"manifest_{value['kind']}", f"{path} (delete it and run again, or restore a recorded one)")
+    if digest not in _VALID:
+        validate(value, f"manifest_{value['kind']}", f"{path} (delete it and run again, or restore a recorded one)")
+        _VALID.add(digest)
     return value
+
+
+_VALID: set[str] = set()
+"""Hashes of the manifests that were found valid: the README's blocks read each of a set five times, and looking takes a millisecond."""
 
 
 class _OneOfEachKey(_Safe):  # type: ignore[misc, valid-type]
