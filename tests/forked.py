@@ -88,14 +88,14 @@ def look_around() -> None:
 
 
 def listen(path: str) -> None:
-    """Fork a process for each verb that is handed over, until this one is killed."""
+    """Fork a process for each verb that is handed over, until the tests' process, at the other end of standard input, has ended."""
     load(WITH_VERBS)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them but the one who asked, at the socket
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(f"{path}.new")
         door.listen(64)
         os.rename(f"{path}.new", path)
-        while True:
+        while door in select.select([door, sys.stdin], [], [])[0]:
             asked, _ = door.accept()
             if not os.fork():
                 door.close()
@@ -149,7 +149,7 @@ def bare() -> dict[str, str]:
 def listener() -> str:
     """The socket of a process that does the verbs of this process's tests."""
     path = os.path.join(tempfile.mkdtemp(prefix="rungs-verbs-"), "door")
-    started = subprocess.Popen([sys.executable, __file__, path], stdin=subprocess.DEVNULL, env=bare())
+    started = subprocess.Popen([sys.executable, __file__, path], stdin=subprocess.PIPE, env=bare())
     atexit.register(shutil.rmtree, os.path.dirname(path), ignore_errors=True)
     atexit.register(started.kill)
     while not os.path.exists(path) and started.poll() is None:
