@@ -6,6 +6,7 @@ works without flags. `Checkout.copy` keeps dates and Snakemake's records: the co
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import functools
 import json
@@ -24,6 +25,7 @@ from typing import Any
 import yaml
 
 import forked
+import shared
 from rungs.files import PACKED, content, packed
 
 TESTS = Path(__file__).parent
@@ -91,10 +93,9 @@ class Checkout:
         checkout = cls(folder)
         checkout.repo.mkdir(parents=True)
         for part in PARTS:
-            source = ROOT / part
+            source = compiled() if part == "workflow" else ROOT / part
             copy = shutil.copytree if source.is_dir() else shutil.copy2
-            ignored = {"ignore": shutil.ignore_patterns("__pycache__", "*.egg-info")} if source.is_dir() else {}
-            copy(source, checkout.repo / part, **ignored)
+            copy(source, checkout.repo / part)
         checkout.configure(**SETTINGS)
         checkout.machine()
         checkout.fault()
@@ -138,6 +139,7 @@ class Checkout:
             "RUNGS_STANDIN_NVML": str(self.folder / "nvml.json"),
             "RUNGS_STANDIN_GPU": str(self.folder / "gpu.json"),
             "RUNGS_STANDIN_NCU": "ok",
+            "RUNGS_STANDIN_VERBS": forked.listener(),
         }
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(("RUNGS_", "CUDA_", "SNAKEMAKE_"))
@@ -203,6 +205,19 @@ class Checkout:
 
     def verdict(self) -> dict[str, Any]:
         return json.loads((self.live / "data" / "verdict.json").read_text())
+
+
+@functools.cache
+def compiled() -> Path:
+    """`workflow/` with its bytecode: no job of a checkout compiles it then, whatever PYTHONDONTWRITEBYTECODE says."""
+    folder = shared.folder() / "workflow"
+    with shared.alone("workflow"):
+        if not folder.exists():
+            new = folder.with_name("workflow.new")
+            shutil.copytree(ROOT / "workflow", new, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+            compileall.compile_dir(new, quiet=1)
+            new.rename(folder)
+    return folder
 
 
 def no_traceback(result: Result) -> bool:

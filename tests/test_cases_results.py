@@ -219,3 +219,38 @@ def test_manifests_of_another_version_are_one_sentence(tmp_path):
         RungsError, match=rf"{path.name} \(delete it and run again, or restore .*'l2' is a required property"
     ):
         frames(results)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "words"),
+    [
+        ("profile", "l2", None, ""),
+        ("profile", "l2", "warm", "key l2: 'warm' is not one of ['hot', 'cold']"),
+        ("sweep", "l2", "", "key l2: '' is not one of ['hot', 'cold']"),
+        ("sweep", "slug", "h200\n", "key gpu.slug: 'h200\\n' does not match"),
+        ("sweep", "slug", "../../../evil", "key gpu.slug: '../../../evil' does not match"),
+    ],
+)
+def test_record_writes_under_the_sets_name_alone_and_never_one_policy_as_another(
+    tmp_path, monkeypatch, capsys, kind, key, value, words
+):
+    """Kind: a manifest that was edited, or is of an older version."""
+    monkeypatch.chdir(tmp_path)
+    results = write(tmp_path / "results" / "h200", shapes=SHAPES[:1], rounds=8, profile="ok")
+    stamp = next((results / "build" / ARCH).glob("abl*/*.json"))
+    (results / "build" / ARCH / "stamp").mkdir()
+    (results / "build" / ARCH / "stamp" / "stamp.json").write_text(stamp.read_text())
+    for path in (results / "csv" / kind / "gemm").glob("*.json"):
+        made = json.loads(path.read_text())
+        (made["gpu"] if key == "slug" else made)[key] = value
+        path.write_text(json.dumps({name: what for name, what in made.items() if what is not None}))
+    before = {path for path in tmp_path.parent.rglob("*") if "results/recorded/h200" not in path.as_posix()}
+    if words:
+        with pytest.raises(RungsError, match=re.escape(words)):
+            provenance.record(results.relative_to(tmp_path), "gemm")
+        assert not (tmp_path / provenance.RECORDED).exists()
+    else:
+        provenance.record(results.relative_to(tmp_path), "gemm")
+        assert "Recorded 9 CSVs of 3 variants in results/recorded/h200" in capsys.readouterr().out
+    after = {path for path in tmp_path.parent.rglob("*") if "results/recorded/h200" not in path.as_posix()}
+    assert after - before <= {tmp_path / provenance.RECORDED}

@@ -111,12 +111,14 @@ def test_the_verb_prints_the_rung_first_and_its_cycles(capsys):
     assert cycles == sorted(cycles) and len(cycles) == len(RULE)
 
 
-@pytest.mark.parametrize("shape", ["64x64", "0x64x64", "axbxc", "64x64x12"])
+@pytest.mark.parametrize(
+    "shape", ["64x64", "0x64x64", "axbxc", "1_0x8x8", "\uff11x8x8", "9" * 5000 + "x8x8", "64x64x12"]
+)
 def test_what_is_no_shape_is_one_sentence(capsys, shape):
     with pytest.raises(SystemExit) if shape != "64x64x12" else _nothing():
         assert main(["choose", shape]) != 0
     printed = capsys.readouterr()
-    assert "Traceback" not in printed.err and printed.err.strip() and not printed.out
+    assert "Traceback" not in printed.err and 0 < len(printed.err.strip()) < 600 and not printed.out
 
 
 def _nothing():
@@ -135,3 +137,36 @@ def test_an_export_is_of_a_variant_or_for_a_shape(tmp_path, capsys):
         assert main(["export", "--to", str(tmp_path / "new"), *more]) != 0
         assert capsys.readouterr().err.count("give --variant or --shape, and not both.") == 1
     assert not (tmp_path / "new").exists()
+    assert main(["export", "--variant", "", "--to", str(tmp_path / "new")]) != 0
+    assert capsys.readouterr().err.startswith("rungs: '' is no variant of ")
+    with pytest.raises(SystemExit):
+        main(["export", "--variant", "H10", "--to", ""])
+    assert capsys.readouterr().err.endswith("argument --to: it is empty: name a folder, . for this one\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"sms_in_clusters": {"6": 102}}, "'6' is not of type 'integer'"),
+        ({"sms_in_clusters": {0: 102}}, "0 is less than the minimum of 1"),
+        ({"sms_in_clusters": {6: 5}}, "sms_in_clusters has 5 SMs in clusters of 6 CTAs: give 6 or more."),
+        ({"l2_bytes_per_cycle": 10**400}, "is greater than the maximum of"),
+        ({"rungs": {"K6": {"step": 616, "first": 7150, "more": 2900}}}, "choice.rungs.K6 needs `split`,"),
+        ({"rungs": {"H13": {"step": 1, "first": 1, "more": 1, "split": 1}}}, "choice.rungs.H13 has `split`,"),
+        ({"rungs": {"H13": {"step": float("nan"), "first": 1, "more": 1}}}, "nan is not of type 'number'"),
+    ],
+)
+def test_a_rule_that_would_choose_by_wrong_cycles_is_one_sentence(tmp_path, change, sentence):
+    raw = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    raw["choice"] |= change
+    (tmp_path / FILE.name).write_text(yaml.safe_dump(raw, sort_keys=False))
+    with pytest.raises(RungsError, match=re.escape(sentence)) as told:
+        load_experiment("hopper_gemm", tmp_path)
+    assert str(told.value).endswith(".") and "\n" not in str(told.value)
+
+
+def test_only_experiments_that_multiply_by_wgmma_have_a_rule():
+    raw = yaml.safe_load((FILE.parent / "smem_read.yaml").read_text(encoding="utf-8"))
+    raw["choice"] = {**HOPPER.choice, "rungs": {"W1": {"step": 1, "first": 1, "more": 1}}}
+    with pytest.raises(RungsError, match=r"^Experiment smem_read: choice is of experiments that multiply by wgmma"):
+        parse_experiment(raw)

@@ -13,6 +13,7 @@ from rungs import cli, countpages, counts, equality, schemas
 from rungs.emulator import device
 from rungs.emulator.problem import Outcome
 from rungs.emulator.state import Finding
+from rungs.errors import RungsError
 from rungs.files import ROOT
 from rungs.inspect import Instruction
 from rungs.variants import WITH_AXES, load_experiment
@@ -201,6 +202,15 @@ def test_the_emulators_column_is_what_it_counts_now(name):
     then = EMULATED["gemm"][EMULATED["gemm"]["variant"] == name]
     then = then.sort_values(["m", "metric"]).reset_index(drop=True)
     assert now[list(then.columns)].values.tolist() == then.values.tolist()
+
+
+def test_a_pair_of_counts_that_lacks_one_is_one_sentence(tmp_path):
+    path = tmp_path / "data" / "gemm" / "emulated.csv"
+    path.parent.mkdir(parents=True)
+    row = f"r,{B3},512,512,256,smsp__inst_executed_op_ldsm.sum,"
+    path.write_text(f"{','.join(schemas.columns('emulated'))}\n{row}1,1,equal\n{row.replace('512', '256')},1,equal\n")
+    with pytest.raises(RungsError, match=rf"^{path}, row 3: agreement is 'equal' and a count is missing: run .*\.$"):
+        equality.render(tmp_path, "gemm")
 
 
 def test_the_page_and_the_readme_count_what_is_equal():

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import datetime
 import functools
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -21,9 +22,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rungs import clock, profile, schemas
+from rungs import clock, mutants, profile, schemas
 from rungs import settings as rungs_settings
-from rungs.emulator import parser
+from rungs.emulator import mutations, parser
 from rungs.emulator.parser import EmulationError
 from rungs.errors import RungsError
 from rungs.files import ROOT, packed
@@ -441,3 +442,85 @@ def test_anything_that_ncu_says_is_diagnosed(text):
     with told():
         found = profile.diagnose(text, "gemm")
         assert found is None or all(isinstance(word, str) and "\n" not in word for word in found), found
+
+
+# ---- what `sanitize-mutations` left of an earlier run ----------------------------------------------------------------
+
+KERNELS = mutations.ALL[:2]
+MUTANT = {
+    "mutation": mutants.NONE,
+    "variant": KERNELS[0],
+    "place": 0,
+    "cubin": f"build/{KERNELS[0]}/none-0.cubin",
+    "cubin_sha256": "",
+    "ptx_sha256": "p",
+    "not_built": "it is not",
+    "emulator": {"status": "ok", "finding": "", "source": ""},
+}
+BINARY = {"variant": "", "build_id": "b", "source_hash": "s", "cubin_sha256": "c"}
+BUILT = {
+    "arch": "sm_90a",
+    "places": 0,
+    "modules": mutants.modules(),
+    "binaries": {name: BINARY | {"variant": name} for name in KERNELS},
+    "mutants": [MUTANT],
+}
+RAN = json.dumps([["none", "0", "c", "memcheck", "1", "20.0"], mutants.row_of(MUTANT, "memcheck", status="ok")]) + "\n"
+AWAY = ["../../x", "/etc/passwd", "build/../x.cubin", "build/a/b.cubin\n", "memcheck", "none"]
+
+
+def places_in(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path to each value in nested dictionaries and lists."""
+    yield at
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places_in(inner, (*at, key))
+
+
+def damaged(value: Any) -> st.SearchStrategy[Any]:
+    """The same JSON with a value somewhere in it replaced or gone."""
+    new = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4), st.sampled_from(AWAY))
+    nests = st.one_of(new, st.lists(new, max_size=2), st.dictionaries(st.text(max_size=4), new, max_size=2))
+
+    def apply(edit: tuple[tuple[Any, ...], Any, bool]) -> Any:
+        (*outer, key), other, gone = edit
+        whole = copy.deepcopy(value)
+        inner = functools.reduce(lambda found, step: found[step], outer, whole)
+        if gone:
+            del inner[key]
+        else:
+            inner[key] = other
+        return whole
+
+    at = st.sampled_from([place for place in places_in(value) if place])
+    return st.tuples(at, nests, st.sampled_from([False, False, True])).map(apply)
+
+
+class Anew(Exception):
+    pass
+
+
+def anew(which: str) -> None:
+    raise Anew(which)
+
+
+@fuzz(80, damaged(BUILT))
+def test_any_built_json_is_taken_or_made_anew_or_one_sentence(tmp_path_factory, built):
+    folder = tmp_path_factory.getbasetemp() / "mutants"
+    folder.mkdir(exist_ok=True)
+    (folder / "built.json").write_text(json.dumps(built))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mutations, "ALL", KERNELS)
+        patch.setattr(mutants.build, "source_hashes", lambda kernel: {})
+        patch.setattr(mutants, "sha256_json", lambda value: "s")
+        patch.setattr(mutants.build, "find_toolchain", anew)
+        with told(), contextlib.suppress(Anew):
+            there = mutants.prepare(folder, "sm_90a", "pip", 0)
+            assert all((folder / mutant["cubin"]).resolve().is_relative_to(folder) for mutant in there["mutants"])
+            assert [mutants.emulated(mutant)["status"] for mutant in there["mutants"]]
+
+
+@fuzz(80, edited(RAN * 2, ["null", "[", "]", "}", "1e999", "NaN", "9" * 5000, "\n", '"ok"', '"found"', "[" * 3000]))
+def test_any_runs_are_rows_or_run_again(text):
+    for row in mutants.ran(text).values():
+        assert row["tool"] in schemas.columns("mutations")["tool"]["enum"] and type(row["place"]) is int, row

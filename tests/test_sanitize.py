@@ -366,8 +366,25 @@ def test_mutants_are_built_once_and_run_under_every_tool(few, gpu, monkeypatch, 
     calls = (tmp_path / "calls.jsonl").read_text().splitlines()
     again = mutants.run_all(folder, whole, opened, gpu, 8, 1.0, launch)
     assert again == rows and (tmp_path / "calls.jsonl").read_text().splitlines() == calls, "a run that was cut goes on"
+    runs = folder / mutants.RUNS
+    runs.write_bytes(runs.read_bytes()[:-30])  # killed while it wrote
+    assert mutants.run_all(folder, whole, opened, gpu, 8, 1.0, launch) == rows, "the last one ran again"
+    assert len(mutants.ran(runs.read_text())) == len(rows)
     child = json.loads(calls[0])["child"]
     assert "--cubin" in child and child[child.index("--shape") + 1] == "128,128,160"
+
+    (folder / whole["mutants"][0]["cubin"]).write_bytes(b"another")
+    monkeypatch.setattr(mutants.build, "find_toolchain", lambda which: pytest.fail("made anew"))
+    with pytest.raises(pytest.fail.Exception, match="made anew"):
+        mutants.prepare(folder, ARCH, "pip", 0)
+
+
+@pytest.mark.parametrize(("jobs", "limit", "places"), [(0, 20.0, 0), (1, 0.0, 0), (1, float("nan"), 0), (1, 20.0, -1)])
+def test_no_jobs_no_time_and_negative_places_are_one_sentence(tmp_path, jobs, limit, places):
+    with pytest.raises(
+        RungsError, match=r"are no run: give 0 or more places, one job or more and a limit above 0 seconds\.$"
+    ):
+        mutants.run(tmp_path, ARCH, "pip", TOOL, None, jobs, limit, places)
 
 
 @pytest.mark.parametrize(
@@ -420,6 +437,24 @@ def test_the_page_says_whether_they_agree_and_if_not_why(tmp_path, name):
     assert row in page, page
     assert "| none | " in page and "| yes |  |" in page
     assert "The emulator reports 1 of 1 mutants and 0 of 1 correct kernels; " in page
+
+
+@pytest.mark.parametrize(("old", "new"), [("a cp.async wait dropped", "a comma dropped"), (COPY[1], "abl_x")])
+def test_a_page_of_mutations_or_kernels_that_are_none_is_one_sentence(tmp_path, old, new):
+    page_of(tmp_path, {"of": COPY})
+    path = tmp_path / mutants.CSV
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(RungsError, match=rf"has the \w+ '{new}', which \S+ has not: run `python -m rungs sanitize-"):
+        sanitizepages.render_mutations(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"gpu": {}}, {"sanitizer": {"version": 5, "options": {}}}, {"time_limit_s": "20"}])
+def test_a_damaged_manifest_of_mutations_is_one_sentence(tmp_path, change):
+    page_of(tmp_path, {"of": COPY})
+    path = (tmp_path / mutants.CSV).with_suffix(".json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(RungsError, match=rf"^{path} \(delete it and run again, .*\.$"):
+        sanitizepages.render_mutations(tmp_path)
 
 
 def test_every_rule_has_a_source_and_a_version_can_end_one():

@@ -3,6 +3,8 @@
 `pynvml` beside it stands in for NVML, and `ncu` for Nsight Compute. Nothing in the package knows of them. With
 RUNGS_STANDIN_GPU set there is no torch either, whose import would cost each checkout of a test seconds.
 
+RUNGS_STANDIN_VERBS is the socket of `tests/forked.py`, which does the verbs that only compute and draw.
+
 RUNGS_STANDIN_KILL is `job:FOLDER` or `run:FOLDER`: each verb's first process is killed when its first file is written and not
 yet in its place, alone or with Snakemake and all else of the process group. A file in FOLDER for each says so.
 """
@@ -39,5 +41,30 @@ def _kill_once(whom, folder, verb):
     os.replace = killed
 
 
-if "RUNGS_STANDIN_KILL" in os.environ and sys.orig_argv[1:3] == ["-m", "rungs"]:
-    _kill_once(*os.environ["RUNGS_STANDIN_KILL"].split(":"), sys.orig_argv[3])
+VERBS = {
+    *("build", "inspect", "emulate-rung", "aggregate", "effects", "plot", "tables", "claims", "factorial", "verdict"),
+    *("counts", "count-tables", "sanitizer-tables", "counter-tables"),
+    *("advise", "compare", "trace", "status", "reaffirm", "record", "readme"),
+}
+
+
+def _hand_over(path):
+    """Let the process at the socket do this one's verb, and end as it ends."""
+    import json
+    import socket
+
+    order = {"argv": sys.orig_argv[3:], "cwd": os.getcwd(), "env": dict(os.environ)}
+    with socket.socket(socket.AF_UNIX) as door:
+        door.connect(path)
+        data = json.dumps(order).encode() + b"\n"
+        sent = socket.send_fds(door, [data], [0, 1, 2])
+        door.sendall(data[sent:])
+        ended = door.recv(1)
+    os._exit(ended[0] if ended else 1)
+
+
+VERB = next(iter(sys.orig_argv[3:]), "") if sys.orig_argv[1:3] == ["-m", "rungs"] else ""
+if "RUNGS_STANDIN_KILL" in os.environ and VERB:
+    _kill_once(*os.environ["RUNGS_STANDIN_KILL"].split(":"), VERB)
+elif "RUNGS_STANDIN_VERBS" in os.environ and VERB in VERBS:
+    _hand_over(os.environ["RUNGS_STANDIN_VERBS"])

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rungs.errors import RungsError
+from rungs.errors import RungsError, shown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns its exit status. What a user did wrong is one sentence on standard error."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without ± or with a path of other bytes
     arguments = _parser().parse_args(argv)
     try:
         return int(arguments.run(arguments) or 0)
@@ -251,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
     p = verb("export", _export, "write a wgmma variant as one .cu with its launcher, a header and an example")
     p.add_argument("--variant", help="a variant's name or a rung (H10)")
     p.add_argument("--shape", type=_shape, metavar="MxNxK", help="instead: the variant that `choose` takes for it")
-    p.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder of the three files")
+    p.add_argument("--to", type=_folder, required=True, metavar="DIR", help="folder of the three files")
 
     p = verb("choose", _choose, "which rung of hopper_gemm to use for a shape, and the cycles that its rule expects")
     p.add_argument("shapes", nargs="+", type=_shape, metavar="MxNxK")
@@ -306,15 +310,19 @@ def _measuring(p: argparse.ArgumentParser) -> None:
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    try:
-        shape = tuple(int(part) for part in text.replace("x", ",").split(","))
-    except ValueError:
-        shape = ()
-    if len(shape) != 3 or min(shape) < 1:
+    parts = [part.strip(" ") for part in text.replace("x", ",").split(",")]
+    if len(parts) != 3 or not all(re.fullmatch(r"0*[1-9][0-9]{0,17}", part) for part in parts):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not M,N,K: give three positive whole numbers, for example 4096,4096,4096"
+            f"{shown(text)!r} is not M,N,K: give three positive whole numbers, for example 4096,4096,4096"
         )
-    return shape
+    return tuple(map(int, parts))
+
+
+def _folder(text: str) -> Path:
+    """An empty word, which a variable of a shell may be, would be the folder at hand."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: name a folder, . for this one")
+    return Path(text)
 
 
 def _values(text: str) -> dict[str, int]:
@@ -675,7 +683,7 @@ def _export(a: argparse.Namespace) -> None:
 
     if (a.variant is None) == (a.shape is None):
         raise RungsError("Export is of a variant or for a shape: give --variant or --shape, and not both.")
-    paths = export.run(a.variant or export.variant_for(a.shape), a.to)
+    paths = export.run(export.variant_for(a.shape) if a.variant is None else a.variant, a.to)
     print(f"Wrote {', '.join(map(str, paths))}. There: {export.compile_line(paths[0].stem)}")
 
 

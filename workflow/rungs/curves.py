@@ -5,16 +5,16 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
-from rungs import answers, plots, tables
+from rungs import answers, tables
 from rungs.errors import RungsError
 from rungs.tables import Source
 from rungs.variants import GEMM, load_experiment
+
+if TYPE_CHECKING:  # matplotlib is imported by what draws: the pages of the same answers need none
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = ("#2974c0", "#b05b20", "#33858d", "#7a5195", "#5c8a3a", "#c2487d", "#8a7430", "#4a4a4a")
 """Of lines, in their order; told apart by every kind of colour vision together with the markers."""
@@ -23,6 +23,8 @@ MARKERS = "osD^vP*X"
 
 def draw(results: Path, experiment_name: str, name: str, stale: Mapping[str, str]) -> None:
     """Draw `figures/<experiment>/<name>.svg` and `.png`. Raises RungsError for a figure that the experiment has not."""
+    from rungs import plots
+
     if load_experiment(experiment_name).workload == GEMM:
         raise RungsError(f"{experiment_name} is a GEMM and has no points: draw its heatmap, ladder or waterfall.")
     source = tables.read_source(results, experiment_name, stale)
@@ -46,6 +48,10 @@ def sheet(
     title: str, note: str, panels: int = 1, width: float = 8.4, height: float = 4.6
 ) -> tuple[Figure, Sequence[Axes]]:
     """A figure with panels side by side, its title above and the note on how it was measured below."""
+    from matplotlib import pyplot as plt
+
+    from rungs import plots
+
     with plt.rc_context(plots.STYLE):
         figure, grid = plt.subplots(1, panels, figsize=(width, height), squeeze=False)
         lines = textwrap.wrap(note, int(width * 17))

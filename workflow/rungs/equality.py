@@ -286,7 +286,17 @@ def _manifests(results: Path, experiment_name: str) -> list[Path]:
 
 
 def read(results: Path, experiment_name: str) -> pd.DataFrame:
-    return schemas.read_csv("emulated", results / "data" / experiment_name / "emulated.csv")
+    """Raises RungsError where a row that says how two counts agree lacks one of them."""
+    path = results / "data" / experiment_name / "emulated.csv"
+    frame = schemas.read_csv("emulated", path)
+    half = (frame["agreement"] != "other binary") & (frame["ncu"].isna() | frame["emulator"].isna())
+    if half.any():
+        row = int(frame.index[half][0])
+        raise RungsError(
+            f"{path}, row {row + 2}: agreement is {frame['agreement'][row]!r} and a count is missing: run"
+            " `python -m rungs emulate-recorded` to make it anew."
+        )
+    return frame
 
 
 def compared(results: Path, experiment_name: str) -> bool:

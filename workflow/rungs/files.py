@@ -75,15 +75,21 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """A JSON object, or one sentence that says what is wrong with the file."""
+    return read_json_and_hash(path)[0]
+
+
+def read_json_and_hash(path: str | os.PathLike[str]) -> tuple[dict[str, Any], str]:
+    """`read_json`, and the hash of the file that was read."""
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = Path(path).read_bytes()
+        value = json.loads(data.decode("utf-8"))
     except FileNotFoundError:
         raise RungsError(f"{path} does not exist: run the rule that makes it.") from None
     except (OSError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise RungsError(f"{path} is not readable JSON ({error}): delete it and run again.") from None
     if not isinstance(value, dict):
         raise RungsError(f"{path} holds a {type(value).__name__} where an object is expected: delete it and run again.")
-    return value
+    return value, sha256_bytes(data)
 
 
 def sha256_bytes(data: bytes) -> str:

@@ -5,8 +5,10 @@ Building and emulating takes no GPU; what was built in a folder is taken from it
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rungs import build, clock, launcher, measure, profile, sanitize, schemas
+from rungs import build, clock, launcher, measure, profile, provenance, sanitize, schemas
 from rungs.emulator import device, mutations, problem
 from rungs.errors import RungsError
 from rungs.files import read_json, sha256_bytes, sha256_file, sha256_json, write_json, write_text
@@ -51,6 +53,11 @@ def run(
     Writes `mutations.csv` and its manifest. What has run is kept in the folder, so that a run that was cut goes on. Raises
     RungsError where the toolchain, or with a GPU compute-sanitizer, is missing.
     """
+    if places < 0 or jobs < 1 or not 0 < time_limit_s < math.inf:
+        raise RungsError(
+            f"--places {places}, --jobs {jobs} and --time-limit {time_limit_s:g} are no run: give 0 or more places, one job or more"
+            " and a limit above 0 seconds."
+        )
     built = prepare(folder, arch, toolchain, places)
     rows = [emulated(mutant) for mutant in built["mutants"]]
     opened = sanitize.open_sanitizer(setting) if gpu else None
@@ -99,12 +106,13 @@ def row_of(mutant: Mapping[str, Any], tool: str, **cells: Any) -> Row:
 
 
 def prepare(folder: Path, arch: str, toolchain: str, places: int) -> dict[str, Any]:
-    """`built.json` of the folder: made where it is missing or of other sources, mutations or emulator modules."""
+    """`built.json` of the folder: made where it is missing or of other sources, mutations, emulator modules or binaries."""
     path = folder / "built.json"
     if path.is_file():
         there = read_json(path)
-        same = (there.get("modules"), there.get("arch"), there.get("places")) == (modules(), arch, places)
-        if same and _current(there["binaries"], arch):
+        schemas.validate(there, "mutants", f"{path} (delete it and run again)")
+        same = (there["modules"], there["arch"], there["places"]) == (modules(), arch, places)
+        if same and _current(there["binaries"], arch) and all(_there(folder, mutant) for mutant in there["mutants"]):
             return there
     tools = build.find_toolchain(toolchain)
     binaries, mutants = {}, []
@@ -131,8 +139,18 @@ def modules() -> dict[str, str]:
 
 
 def _current(binaries: Mapping[str, Mapping[str, str]], arch: str) -> bool:
+    if set(binaries) != set(mutations.ALL):
+        return False
     hashes = {name: sha256_json(build.source_hashes(build.unit_of(name, arch).kernel)) for name in binaries}
     return all(binary["source_hash"] == hashes[name] for name, binary in binaries.items())
+
+
+def _there(folder: Path, mutant: Mapping[str, Any]) -> bool:
+    """Whether a mutant of a kernel that there is lies in the folder as it was built."""
+    if mutant["variant"] not in mutations.ALL:
+        return False
+    cubin = folder / mutant["cubin"]
+    return bool(mutant["not_built"]) or (cubin.is_file() and sha256_file(cubin) == mutant["cubin_sha256"])
 
 
 def mutants_of(variant: str, text: str) -> Iterator[tuple[str, int, str]]:
@@ -194,10 +212,8 @@ def run_all(
 ) -> list[Row]:
     """A row for each mutant and tool, and for each mutant by itself. `launch` replaces `python -m rungs launch`, for tests."""
     kept = folder / RUNS
-    done: dict[tuple[str, ...], Row] = {}
-    for line in kept.read_text(encoding="utf-8").splitlines() if kept.is_file() else ():
-        known, row = json.loads(line)
-        done[tuple(known)] = row
+    text = kept.read_text(encoding="utf-8", errors="replace") if kept.is_file() else ""
+    done = ran(text)
     wanted = [(mutant, tool) for mutant in built["mutants"] for tool in (*TOOLS, RESULT)]
 
     def key(mutant: Mapping[str, Any], tool: str) -> tuple[str, ...]:
@@ -207,16 +223,19 @@ def run_all(
         mutant, tool = work
         if mutant["not_built"]:
             return row_of(mutant, tool, status="build failed", reason=mutant["not_built"])
-        if key(mutant, tool) in done:
-            return done[key(mutant, tool)]
+        known = done.get(key(mutant, tool))
+        if known and (*key_of(known), known["tool"]) == (*key_of(mutant), tool):
+            return known
         return _run_one(folder, built["arch"], mutant, tool, opened, gpu, time_limit_s, launch)
 
     rows = []
     with ThreadPoolExecutor(jobs) as pool, kept.open("a", encoding="utf-8") as file:
+        if text and not text.endswith("\n"):
+            file.write("\n")
         try:
             for number, ((mutant, tool), row) in enumerate(zip(wanted, pool.map(one, wanted), strict=True), start=1):
                 rows.append(row)
-                if not mutant["not_built"] and key(mutant, tool) not in done:
+                if not mutant["not_built"] and done.get(key(mutant, tool)) is not row:
                     file.write(json.dumps([key(mutant, tool), row]) + "\n")
                     file.flush()
                 print(
@@ -226,6 +245,20 @@ def run_all(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return rows
+
+
+def ran(text: str) -> dict[tuple[str, ...], Row]:
+    """What a folder's `RUNS` has of earlier runs. A line that was cut with the run that wrote it, or edited, is as if it had not run."""
+    declared = {name: rule for name, rule in schemas.columns("mutations").items() if name != "run_id"}
+    found: dict[tuple[str, ...], Row] = {}
+    for line in text.splitlines():
+        with contextlib.suppress(RecursionError, TypeError, ValueError):
+            known, row = json.loads(line)
+            if set(row) == set(declared) and not any(
+                schemas.breach(row[name], rule) for name, rule in declared.items()
+            ):
+                found[tuple(known)] = row
+    return found
 
 
 def _run_one(
@@ -266,12 +299,18 @@ def judge_result(failure: tuple[str, str] | None, said: str) -> tuple[str, str]:
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
-CSV = Path("data") / "mutations" / "mutations.csv"
-"""Where a results set keeps it."""
+CSV = provenance.MUTATIONS
 GONE = (TIME_LIMIT, CRASHED)
 
 
 def read(results: Path) -> tuple[Any, dict[str, Any]]:
-    """The CSV of a set as a DataFrame, and its manifest."""
+    """The CSV of a set as a DataFrame, and its manifest. Raises RungsError where a kernel or a mutation is none that is known."""
     path = results / CSV
-    return schemas.read_csv("mutations", path), schemas.read_manifest(path.with_suffix(".json"))
+    frame, manifest = schemas.read_csv("mutations", path), schemas.read_manifest(path.with_suffix(".json"))
+    for column, known in (("variant", mutations.ALL), ("mutation", (NONE, *mutations.MUTATIONS))):
+        if odd := sorted(set(frame[column]) - set(known)):
+            raise RungsError(
+                f"{path} has the {column} {odd[0]!r}, which workflow/rungs/emulator/mutations.py has not: run"
+                " `python -m rungs sanitize-mutations` again."
+            )
+    return frame, manifest

@@ -35,6 +35,8 @@ CLOCKS_READ = (
     ("under load", "load_mhz"),
 )
 RECORDED = Path("results/recorded")
+MUTATIONS = Path("data") / "mutations" / "mutations.csv"
+"""Where a results set keeps what was said of mutated kernels."""
 KINDS = ("sweep", "floor", "profile", "sanitize")
 """Measuring jobs, each with a folder of CSVs; the schema `floor` is that of the data made from these."""
 RECORDABLE = {"sanitize": ("ok", "found", "not on this chip")}
@@ -120,9 +122,7 @@ def _why_stale(manifest: Mapping[str, Any], results: Path) -> str:
 
 def stale_mutations(results: Path) -> list[str]:
     """The kernels whose mutants the set holds and whose source has changed since."""
-    from rungs import mutants
-
-    manifest = schemas.read_manifest((results / mutants.CSV).with_suffix(".json"))
+    manifest = schemas.read_manifest((results / MUTATIONS).with_suffix(".json"))
     old = []
     for name, binary in manifest["binaries"].items():
         try:
@@ -201,9 +201,7 @@ def recordings() -> Iterator[tuple[Path, str]]:
 
 def mutated(results: Path) -> bool:
     """Whether the set holds mutated kernels."""
-    from rungs import mutants
-
-    return (results / mutants.CSV).is_file()
+    return (results / MUTATIONS).is_file()
 
 
 def print_status() -> None:
@@ -256,8 +254,7 @@ def record(results: Path, experiment_name: str, gaps: bool = False) -> None:
         manifest = _publishable(path, gaps)
         slugs.add(manifest["gpu"]["slug"])
         archs.add(manifest["arch"])
-        if path.parts[-3] != "sanitize":
-            policies.add(manifest["l2"])
+        policies |= {manifest["l2"]} if "l2" in manifest else set()
     for variant, reason in stale(results, [experiment.name]).items():
         raise RungsError(f"{variant} in {results} is stale ({reason}): measure it again before you record.")
     if len(slugs) != 1 or len(archs) != 1:

@@ -16,7 +16,7 @@ import yaml
 from jsonschema import Draft202012Validator, validators
 
 from rungs.errors import RungsError, shown
-from rungs.files import ROOT, content, read_json, whole
+from rungs.files import ROOT, content, read_json_and_hash, whole
 
 SCHEMAS = ROOT / "workflow" / "schemas"
 GIVEN = ("peers", "published", "shares", "intensity", "tma_throughput", "hopper_latencies")
@@ -84,11 +84,17 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
 
     Raises RungsError with the key that is missing or odd.
     """
-    value = read_json(path)
-    if not isinstance(value, dict) or value.get("kind") not in MANIFESTS:
+    value, digest = read_json_and_hash(path)
+    if value.get("kind") not in MANIFESTS:
         raise RungsError(f"{path} is no manifest of a build, sweep, profile or emulation: delete it and run again.")
-    validate(value, f"manifest_{value['kind']}", f"{path} (delete it and run again, or restore a recorded one)")
+    if digest not in _VALID:
+        validate(value, f"manifest_{value['kind']}", f"{path} (delete it and run again, or restore a recorded one)")
+        _VALID.add(digest)
     return value
+
+
+_VALID: set[str] = set()
+"""Hashes of the manifests that were found valid: the README's blocks read each of a set five times, and looking takes a millisecond."""
 
 
 class _OneOfEachKey(_Safe):  # type: ignore[misc, valid-type]
@@ -187,7 +193,7 @@ def write_rows(kind: str, rows: Sequence[Mapping[str, Any]], path: str | Path) -
                 f"{path}: column {odd!r} is {'missing for' if odd in declared else 'unknown to'} a {kind} CSV."
             )
         for name, rule in declared.items():
-            if objection := _breach(row[name], rule):
+            if objection := breach(row[name], rule):
                 raise RungsError(f"{path}, row {number}: {name} is {row[name]!r}, not {objection}.")
         if key and (place := tuple(row[name] for name in key)) in seen:
             raise RungsError(f"{path}, row {number}: the same {', '.join(key)} stands in an earlier row.")
@@ -200,7 +206,7 @@ def write_rows(kind: str, rows: Sequence[Mapping[str, Any]], path: str | Path) -
         temporary.write_text(text.getvalue(), encoding="utf-8")
 
 
-def _breach(value: Any, rule: Mapping[str, Any]) -> str:
+def breach(value: Any, rule: Mapping[str, Any]) -> str:
     """What a cell should be by its column's rule, or an empty string where it is that."""
     if value is None or value == "":
         return "" if rule.get("nullable", rule["type"] == "string") else f"{rule['type']}, which may not be empty"

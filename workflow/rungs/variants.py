@@ -546,9 +546,25 @@ def _check_bridge(experiment: Experiment) -> None:
 
 
 def _check_choice(experiment: Experiment) -> None:
-    """The rungs that the rule chooses from are rungs."""
-    for rung in (experiment.choice or {"rungs": ()})["rungs"]:
+    """The rungs that the rule chooses from are rungs that multiply by wgmma, and what their clusters cost is said where they cost it."""
+    if not experiment.choice:
+        return
+    where = f"Experiment {experiment.name}: choice"
+    if experiment.multiplies != WGMMA:
+        raise RungsError(f"{where} is of experiments that multiply by wgmma alone: take it out.")
+    for cluster, sms in experiment.choice["sms_in_clusters"].items():
+        if sms < cluster:
+            raise RungsError(
+                f"{where}.sms_in_clusters has {sms} SMs in clusters of {cluster} CTAs: give {cluster} or more."
+            )
+    for rung, known in experiment.choice["rungs"].items():
         _check_rung(experiment, rung, "choice names")
+        shared = experiment.values(experiment.variant(rung))["VARIANT_SPLIT_K"] > 1
+        if shared != ("split" in known):
+            raise RungsError(
+                f"{where}.rungs.{rung} {'needs' if shared else 'has'} `split`, the cycles in which CTAs that share a tile's K exchange"
+                f" their sums, and its CTAs share {'one: give it' if shared else 'none: take it out'}."
+            )
 
 
 def _check_rung(experiment: Experiment, rung: str, who: str) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from rungs import curves, published, tables
 from rungs.tables import Row, Source
 from rungs.variants import Variant
 from rungs.workloads import copy_intensity
 from rungs.workloads.copy_intensity import SEED_RUNGS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SMALL, LARGE = 16384, 1048576
 """Payloads in KiB: the seed's, and one far beyond L2."""

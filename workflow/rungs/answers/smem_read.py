@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from rungs import curves, tables
 from rungs.aggregate import WAVEFRONTS
@@ -15,6 +13,9 @@ from rungs.tables import Row, Source
 from rungs.variants import Variant
 from rungs.workloads import smem_read
 from rungs.workloads.smem_read import Read
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FRAGMENT_BYTES = 512
 """16x16 bf16: what a warp needs for one operand of an mma.m16n8k16, twice over for B."""

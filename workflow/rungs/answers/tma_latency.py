@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from rungs import curves, published, schemas, tables
 from rungs.tables import Row, Source
 from rungs.workloads import tma_latency
 from rungs.workloads.tma_latency import FIRST_TOUCH, ISSUE, LATENCY
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BESIDE_L2 = ("L2 latency near", "L2 latency far")
 BESIDE_DRAM = "global-memory latency"

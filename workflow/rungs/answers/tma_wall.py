@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from rungs import curves, published, tables
 from rungs.tables import Row, Source
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WALL = 95.0
 """Percent of the read ceiling at which the curve counts as flat."""
