@@ -280,7 +280,9 @@ def test_what_is_sent_and_not_waited_for_is_a_race_and_may_find_its_cta_ended(tm
     body = INIT.format(count=1, together=TOGETHER) + SEND.format(bytes=256, ctas="%r20") + TAKE
     _, result = run(tmp_path, body, race=True, delivery="early")
     assert {finding.kind for finding in result.findings} == {"race", "left behind"}
-    assert any(re.search(r"reads byte \d+ of .* which .*st.async.* writes, with nothing", f.sentence) for f in result.findings)
+    assert any(
+        re.search(r"reads byte \d+ of .* which .*st.async.* writes, with nothing", f.sentence) for f in result.findings
+    )
     assert any("where that CTA was expected to wait for the mbarrier" in f.sentence for f in result.findings)
 
 

@@ -281,7 +281,9 @@ def rules_of(variant: Variant, arch: str = "") -> list[Rule]:
         for opcode in rule.get(scope, {}).get(need, ())
     ]
     return rules + [
-        Rule(rule["name"], "kernel", rule["waits"]["at"], True, rule["waits"]["for"]) for rule in called if "waits" in rule
+        Rule(rule["name"], "kernel", rule["waits"]["at"], True, rule["waits"]["for"])
+        for rule in called
+        if "waits" in rule
     ]
 
 

@@ -65,7 +65,9 @@ class Detector:
         self.published = np.zeros_like(self.clock)
         of_cluster = (self.ctas, batch.cluster * self.agents)
         self.reached, self.reach_pc, self.arrived = (np.zeros(of_cluster, np.int32) for _ in range(3))
-        self.sent: dict[int, Array] = {}  # mbarrier -> phase in which the last copy of another CTA completes, and its pc, by CTA
+        self.sent: dict[
+            int, Array
+        ] = {}  # mbarrier -> phase in which the last copy of another CTA completes, and its pc, by CTA
         self.numbers: dict[int, int] = {}
         self.inits: dict[int, dict[str, Any]] = {}
         self.memo: dict[Any, Any] = {}
