@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from binaries import toolchain
-from rungs import build, clock, gpu
+from rungs import build, clock, gpu, launcher
 from rungs.variants import WGMMA, load_device, load_experiment
 
 EXPERIMENT = load_experiment("gemm")
@@ -99,3 +101,23 @@ def test_a_hundred_runs_are_bitwise_equal(loaded):
     for arm in session.arms:
         first = session.outcome(arm).bits
         assert {session.outcome(arm).bits for _ in range(99)} == {first}, arm
+
+
+@on_gpu
+@pytest.mark.parametrize("rung", ["D3", "D9", "K6", "K8"])
+def test_ctas_that_send_each_other_sums_end_beside_other_processes(rung, tmp_path):
+    """Four processes take turns on the GPU, so that clusters are interrupted while sums are on their way."""
+    experiment, chosen = load_experiment("hopper_gemm"), GPUS[0]
+    variant = experiment.variant(rung)
+    manifest = tmp_path / variant.name / f"{variant.name}.json"
+    if build.build(variant.name, chosen.arch, manifest, toolchain())["status"] != "ok":
+        pytest.skip(f"{rung} is for another chip")
+    command = [sys.executable, "-m", "rungs", "launch", "--experiment", experiment.name, "--arch", chosen.arch]
+    command += ["--gpu", chosen.uuid, "--manifest", str(manifest), "--shape", "512,512,8192", "--launches", "100000"]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    try:
+        said = [process.communicate(timeout=120)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0] * 4 and all(launcher.LAUNCHED in text for text in said)
