@@ -39,7 +39,10 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("searches", nargs="+", type=Path)
-    found = losses(pd.concat(map(pd.read_csv, parser.parse_args().searches)))
+    searches = parser.parse_args().searches
+    if missing := [str(path) for path in searches if not path.is_file()]:
+        sys.exit(f"choice: {missing[0]} is no file: name CSVs that gemm_search.py wrote.")
+    found = losses(pd.concat(map(pd.read_csv, searches)))
     lines = [
         ["x".join(map(str, row[:3])), row[3], f"{row[4]:.3f}", row[5], f"{row[6]:.3f}", f"{100 * row[7]:+.1f} %"]
         for row in found.itertuples(index=False)

@@ -170,3 +170,10 @@ def test_only_experiments_that_multiply_by_wgmma_have_a_rule():
     raw["choice"] = {**HOPPER.choice, "rungs": {"W1": {"step": 1, "first": 1, "more": 1}}}
     with pytest.raises(RungsError, match=r"^Experiment smem_read: choice is of experiments that multiply by wgmma"):
         parse_experiment(raw)
+
+
+def test_a_rung_whose_ctas_wait_for_each_other_is_taken_with_a_word_of_caution(capsys):
+    assert main(["choose", "512x512x8192"]) == 0
+    assert "D9: CTAs that share the K of a tile wait for each other's sums." in capsys.readouterr().out
+    main(["choose", "8192x8192x8192"])
+    assert "share the K" not in capsys.readouterr().out

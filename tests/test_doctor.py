@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -242,7 +243,10 @@ def test_the_folder_must_be_a_checkout_that_can_be_written(tmp_path, monkeypatch
     assert row("folder").status == OK
     Path(".snakemake/locks").mkdir(parents=True)
     Path(".snakemake/locks/0.input.lock").touch()
-    assert "snakemake --unlock" in row("folder").fix
+    assert (row("folder").status, row("folder").fix) == (OK, "") and "killed run" in row("folder").found
+    with Path(".snakemake/rungs.lock").open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)  # as a Snakemake of rungs does
+        assert "a Snakemake works here" in row("folder").found
 
 
 def test_a_full_disk_stops_everything(monkeypatch):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from binaries import GEMM, built, toolchain, tools
-from rungs import build, clock, export, provenance
+from rungs import build, clock, export, provenance, wgmma
 from rungs.cli import main
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT, sha256_json
@@ -209,7 +209,7 @@ def test_the_example_compiles_and_links_by_the_line_in_it(exported, variant):
     line = one.compile_line
     assert " ".join(line) == export.compile_line(variant.name)
     # The variant's object stands for its source, which is compiled already.
-    words = [one.object.name if word == f"{variant.name}.cu" else word for word in line[line.index("example.cu") :]]
+    words = [one.object.name if word == "hop_*.cu" else word for word in line[line.index("example.cu") :]]
     one.nvcc(*words)
     done = subprocess.run([one.folder / "example", "8", "12", "8"], capture_output=True, text=True)
     sentence = "N is not a multiple of 8, which the copy engine's 16-byte rows need: choose a multiple of 8.\n"
@@ -292,20 +292,33 @@ def test_what_is_not_recorded_has_no_share():
     assert sentence == "Not measured in a recorded set; rungs builds it by nvcc 13.0.88, ptxas 13.0.88."
 
 
+def test_an_export_for_a_shape_is_of_that_shape(tmp_path):
+    export.run(export.variant_for((8192, 8192, 8192)), tmp_path, (8192, 8192, 8192))
+    text = (tmp_path / "example.cu").read_text(encoding="utf-8")
+    assert "long long m = 8192, n = 8192, k = 8192," in text
+    assert re.search(r"\d % of cuBLAS at\s+(// +)?8192x8192x8192 \(recorded", text)
+
+
+def test_a_kernel_whose_ctas_wait_for_each_other_says_so():
+    words = " ".join(export.files(HOPPER, SPLIT)["example.cu"].replace("//", "").split())
+    assert wgmma.CAUTION in words and wgmma.CAUTION not in " ".join(export.files(HOPPER, STAGED)["example.cu"].split())
+
+
 def test_the_share_is_that_of_the_recorded_set(monkeypatch):
     recorded, variant = ROOT / provenance.RECORDED, GEMM.variant("B6")
     with open(recorded / "h200" / "data" / "gemm" / "shapes.csv", encoding="utf-8") as file:
-        [row] = [
-            row
-            for row in csv.DictReader(file)
-            if (row["variant"], row["m"], row["n"], row["k"]) == (variant.name, "4096", "4096", "4096")
-        ]
+        rows = [row for row in csv.DictReader(file) if row["variant"] == variant.name]
+    measured = {tuple(int(row[axis]) for axis in "mnk"): row for row in rows}
+    shares = {shape: float(row["share_percent"]) for shape, row in measured.items()}
+    best, usual = max(shares, key=shares.__getitem__), (4096, 4096, 4096)
     monkeypatch.setattr(provenance, "stale", lambda *_: {})
     [sentence] = export.measurements(GEMM, variant, recorded)  # the cold set is left out
     assert sentence == (
-        f"Measured on NVIDIA H200, compiled by nvcc 13.0.88, ptxas 13.0.88: {float(row['share_percent']):.1f} % of cuBLAS at"
-        f" 4096x4096x4096 (recorded set h200, run {row['run_id']})."
+        f"Measured on NVIDIA H200, compiled by nvcc 13.0.88, ptxas 13.0.88: {shares[usual]:.1f} % of cuBLAS at 4096x4096x4096, at"
+        f" most {shares[best]:.1f} % at {GEMM.describe(best)} (recorded set h200, run {measured[usual]['run_id']})."
     )
+    [sentence] = export.measurements(GEMM, variant, recorded, (512, 512, 1024))
+    assert f": {shares[512, 512, 1024]:.1f} % of cuBLAS at 512x512x1024 (recorded" in sentence
     monkeypatch.setattr(provenance, "stale", lambda *_: {variant.name: "the source of it has changed since"})
     [sentence] = export.measurements(GEMM, variant, recorded)
     assert sentence == (
@@ -373,7 +386,7 @@ def test_whatever_stands_in_the_place_of_a_file_stays(tmp_path, kind):
 def test_all_three_files_or_none(tmp_path, monkeypatch):
     texts = export.files(HOPPER, STAGED)
     unwritable = {**texts, "example.cu": "\udc80"}  # UTF-8 has no such letter
-    monkeypatch.setattr(export, "files", lambda *_: unwritable)
+    monkeypatch.setattr(export, "files", lambda *_, **__: unwritable)
     with pytest.raises(UnicodeEncodeError):
         export.run("H10", tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -184,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     p = verb("step", _step, "measure one step now and print its verdict")
     p.add_argument("source", help="a rung (B2) or a variant")
     p.add_argument("target")
-    p.add_argument("--experiment", default="gemm")
+    p.add_argument("--experiment", help="whose they are, where their names do not say")
     p.add_argument(
         "--shape",
         type=_shape,
@@ -267,7 +267,7 @@ def _parser() -> argparse.ArgumentParser:
 
     p = verb("compare", _compare, "hold results sets against each other: devices, dates or commits")
     p.add_argument("sets", nargs="+", metavar="SET", help="two or more: a folder, or SET@COMMIT for what git has of it")
-    p.add_argument("--experiment", default="gemm")
+    p.add_argument("--experiment", help="by default that of the ladder, or gemm")
     p.add_argument("--ladder", help="one ladder alone, whose claims are fewer and intervals so narrower")
     p.add_argument(
         "--output", type=Path, metavar="DIR", help="write Markdown, CSV, SVG and PNG there, not to the terminal"
@@ -581,10 +581,11 @@ def _verdict(a: argparse.Namespace) -> int:
 
 
 def _step(a: argparse.Namespace) -> int:
-    from rungs import step
+    from rungs import build, step
 
     shapes = list(dict.fromkeys(a.shape or [(4096, 4096, 4096)]))
-    return step.run(a.experiment, a.source, a.target, shapes, a.device, a.toolchain)
+    experiment = a.experiment or build.find_variant(a.source)[0].name
+    return step.run(experiment, a.source, a.target, shapes, a.device, a.toolchain)
 
 
 def _emulate(a: argparse.Namespace) -> int:
@@ -683,7 +684,7 @@ def _export(a: argparse.Namespace) -> None:
 
     if (a.variant is None) == (a.shape is None):
         raise RungsError("Export is of a variant or for a shape: give --variant or --shape, and not both.")
-    paths = export.run(export.variant_for(a.shape) if a.variant is None else a.variant, a.to)
+    paths = export.run(export.variant_for(a.shape) if a.variant is None else a.variant, a.to, a.shape)
     print(f"Wrote {', '.join(map(str, paths))}. There: {export.compile_line(paths[0].stem)}")
 
 
@@ -702,7 +703,7 @@ def _doctor(a: argparse.Namespace) -> int:
 def _compare(a: argparse.Namespace) -> None:
     from rungs import compare
 
-    compare.run(a.sets, a.experiment, a.ladder, a.output)
+    compare.run(a.sets, a.experiment or compare.experiment_of(a.ladder), a.ladder, a.output)
 
 
 def _trace(a: argparse.Namespace) -> int:

@@ -613,6 +613,12 @@ def write(comparison: Comparison, output: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
+def experiment_of(ladder: str | None) -> str:
+    """Name of the first experiment with that ladder, `gemm` where none has it or none is asked for."""
+    owners = [name for name in experiment_names() if ladder in load_experiment(name).ladders]
+    return owners[0] if owners else "gemm"
+
+
 def run(specs: Sequence[str], experiment: str, ladder: str | None, output: Path | None) -> None:
     """Compare sets; print the comparison, or write it into a folder."""
     comparison = compare(specs, experiment, ladder)

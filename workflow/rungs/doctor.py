@@ -7,6 +7,7 @@ that looks at one thing; one that breaks is a row of its own and hides no other.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import importlib.metadata
 import importlib.util
@@ -287,12 +288,26 @@ def folder(_: Facts) -> Iterator[Check]:
             fix = "make it writable, or copy the checkout to a place that is"
             yield Check("folder", FAIL, f"{path}/ cannot be written", fix, "nothing runs", "all")
             return
-    left = sorted(Path(".snakemake/locks").glob("*"))
-    if left:
-        fix = "`snakemake --unlock`, unless a Snakemake is running here"
-        yield Check("folder", FAIL, "Snakemake's lock lies here", fix, "nothing runs until it is gone", "all")
-        return
-    yield Check("folder", OK, "results/, logs/ and .snakemake/ can be written")
+    note = ""
+    if any(Path(".snakemake/locks").glob("*")):
+        note = (
+            "; a Snakemake works here"
+            if _held(Path(".snakemake/rungs.lock"))
+            else "; what a killed run left, the next one clears"
+        )
+    yield Check("folder", OK, f"results/, logs/ and .snakemake/ can be written{note}")
+
+
+def _held(lock: Path) -> bool:
+    """Whether a process holds it, as every Snakemake of rungs does (folder.py)."""
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def disk(_: Facts) -> Iterator[Check]:

@@ -34,18 +34,22 @@ MARKER = "// Exported by rungs"
 """How every exported file begins: what begins otherwise is not overwritten."""
 PROBE = (1000, 2000, 3000)
 ADDRESSES = {"a": 1 << 40, "b": 2 << 40, "c": 3 << 40}
-SHARE_AT = (4096, 4096, 4096)
+Shape = tuple[int, int, int]
+USUAL: Shape = (4096, 4096, 4096)
+"""The shape of the example and of the share of cuBLAS where no other is asked for, or what is asked for was not measured."""
 WIDTH = 124
 
 
-def run(name: str, folder: Path) -> list[Path]:
+def run(name: str, folder: Path, shape: Shape | None = None) -> list[Path]:
     """Write `<variant>.cu`, `<variant>.h` and `example.cu` of a variant or a rung into the folder; returns the three paths.
+
+    `shape`: M, N, K that it is for, which the example computes and the share of cuBLAS is given at.
 
     All three or none. Raises RungsError for an unknown variant, one that does not multiply by wgmma, a folder that cannot be
     written and a file in it that is no export.
     """
     experiment, variant = build.find_variant(name)
-    texts = files(experiment, variant)
+    texts = files(experiment, variant, shape=shape)
     if folder.exists() and not folder.is_dir():
         raise RungsError(f"{folder} is a file, and an export is three files in a folder: name a folder.")
     paths = {folder / file: text for file, text in texts.items()}
@@ -78,7 +82,9 @@ def variant_for(shape: tuple[int, int, int]) -> str:
     return choose.chosen(load_experiment(choose.EXPERIMENT), shape, load_device(ARCH)).variant.name
 
 
-def files(experiment: Experiment, variant: Variant, recorded: Path | None = None) -> dict[str, str]:
+def files(
+    experiment: Experiment, variant: Variant, recorded: Path | None = None, shape: Shape | None = None
+) -> dict[str, str]:
     """The exported files by name. Raises RungsError as `run` does, and Refused where the plan of every launch is refused.
 
     `recorded` is the folder of the recorded sets, by default this checkout's.
@@ -91,10 +97,11 @@ def files(experiment: Experiment, variant: Variant, recorded: Path | None = None
         )
     device = load_device(ARCH)
     probed = plan(experiment, variant, device, PROBE, ADDRESSES)
-    header = _provenance(experiment, variant, recorded or ROOT / provenance.RECORDED)
+    header = _provenance(experiment, variant, recorded or ROOT / provenance.RECORDED, shape)
     words = {"name": variant.name, "upper": variant.name.upper(), "header": header}
     words |= _plan_words(experiment, variant, device, probed)
     words |= _launcher_words(experiment, variant, device, probed)
+    words |= dict(zip(("m", "n", "k"), map(str, shape or USUAL), strict=True))
     words["b_at"] = "b[j * k + t]" if words["b_shape"] == "N x K" else "b[t * n + j]"
     templates = {f"{variant.name}.cu": SOURCE, f"{variant.name}.h": HEADER, "example.cu": EXAMPLE}
     return {file: Template(template).substitute(words) for file, template in templates.items()}
@@ -104,12 +111,12 @@ def files(experiment: Experiment, variant: Variant, recorded: Path | None = None
 
 
 def compile_line(name: str) -> str:
-    """What builds the example of a variant, in the folder of its export."""
+    """What builds the example in the folder of a variant's export, which may hold other variants too."""
     compute = ARCH.replace("sm_", "compute_")
-    return f"nvcc -std=c++17 -gencode arch={compute},code={ARCH} example.cu {name}.cu -o example"
+    return f"nvcc -std=c++17 -gencode arch={compute},code={ARCH} example.cu {name.split('_')[0]}_*.cu -o example"
 
 
-def _provenance(experiment: Experiment, variant: Variant, recorded: Path) -> str:
+def _provenance(experiment: Experiment, variant: Variant, recorded: Path, shape: Shape | None) -> str:
     """The comment at the top of each file."""
     rungs = "".join(f", rung {rung}" for rung in experiment.rung_names(variant))
     unit = build.unit(experiment, variant, load_device(ARCH))
@@ -120,7 +127,8 @@ def _provenance(experiment: Experiment, variant: Variant, recorded: Path) -> str
         f"License: {license_line()}",
         f"Levels: {levels}.",
         f"Source: kernels/{experiment.kernel} and the headers that it includes, hash {source_hash}.",
-        *measurements(experiment, variant, recorded),
+        *measurements(experiment, variant, recorded, shape),
+        *([wgmma.CAUTION] if experiment.values(variant)["VARIANT_SPLIT_K"] > 1 else []),
     ]
     # The compile line is one line, to be copied.
     return "\n".join([*map(_comment, paragraphs), f"// Compile: {compile_line(variant.name)}"])
@@ -143,8 +151,10 @@ def license_line() -> str:
     return ", ".join([lines[0], *(line for line in lines if line.startswith("Copyright"))])
 
 
-def measurements(experiment: Experiment, variant: Variant, recorded: Path) -> list[str]:
-    """What the recorded sets say of a variant: its compiler and its share of cuBLAS at `SHARE_AT`, a sentence for each set.
+def measurements(experiment: Experiment, variant: Variant, recorded: Path, asked: Shape | None = None) -> list[str]:
+    """What the recorded sets say of a variant: its compiler and its share of cuBLAS, a sentence for each set.
+
+    The share is that at the shape `asked` for, else at `USUAL` and the largest.
 
     Sets with cold caches are left out. A recording whose source has changed since is named without its numbers.
     """
@@ -157,12 +167,15 @@ def measurements(experiment: Experiment, variant: Variant, recorded: Path) -> li
             continue
         frame = schemas.read_csv("shapes", shapes)
         rows = frame[(frame["variant"] == variant.name) & frame["share_percent"].notna()]
-        for axis, extent in zip("mnk", SHARE_AT, strict=True):
-            rows = rows[rows[axis] == extent]
         if rows.empty:
             continue
-        row, gpu = rows.iloc[0], schemas.read_manifest(swept)["gpu"]["name"]
-        shape = experiment.describe(SHARE_AT)
+        measured = {(row["m"], row["n"], row["k"]): row for _, row in rows.iterrows()}
+        best = max(measured, key=lambda shape: measured[shape]["share_percent"])
+        at = next((shape for shape in (asked, USUAL) if shape in measured), best)
+        row, gpu = measured[at], schemas.read_manifest(swept)["gpu"]["name"]
+        shape = experiment.describe(at)
+        if at not in (asked, best):
+            shape += f", at most {measured[best]['share_percent']:.1f} % at {experiment.describe(best)}"
         if reason := provenance.stale(results, [experiment.name], [variant.name]).get(variant.name):
             found.append(f"Recorded on {gpu}, but {reason}: what it took there is not of this source.")
             continue
@@ -576,7 +589,7 @@ $header
   if (cudaError_t error = (call)) return std::fprintf(stderr, "%s: %s\\n", #call, cudaGetErrorString(error)), 1
 
 int main(int count, char** words) {
-  long long m = 4096, n = 4096, k = 4096, runs = 20, wrong = 0;
+  long long m = ${m}, n = ${n}, k = ${k}, runs = 20, wrong = 0;
   if (count > 3) m = std::atoll(words[1]), n = std::atoll(words[2]), k = std::atoll(words[3]);
   if (const char* why = rungs::${name}_plan::refusal(m, n, k)) return std::fprintf(stderr, "%s\\n", why), 1;
   std::vector<__nv_bfloat16> a(m * k), b(n * k), c(m * n);

@@ -17,6 +17,11 @@ GROUP_THREADS = 128
 C_SLOT = 64
 """Rows and columns of C that pass through shared memory at once."""
 SPAN = "128B"
+CAUTION = (
+    "CTAs that share the K of a tile wait for each other's sums. Beside other tools on the GPU, racecheck saw such waits that did not"
+    " end, and whether that is the tool's doing is open: do not let this kernel share a GPU with other processes."
+)
+"""What a user of a kernel with `VARIANT_SPLIT_K` above 1 is told: README, ladder H."""
 
 
 def cluster_of(values: Mapping[str, int]) -> tuple[int, int, int]:
