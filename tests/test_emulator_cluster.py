@@ -10,7 +10,7 @@ import pytest
 
 from rungs.emulator import launch
 from rungs.emulator.memory import GlobalMemory
-from rungs.emulator.parser import EmulationError
+from rungs.emulator.parser import EmulationError, load
 from rungs.errors import Refused
 from rungs.plan import InGlobal, Plan, TensorMap
 from test_emulator import MAP, assert_assembles, kernel
@@ -306,6 +306,21 @@ def test_an_ordinary_store_onto_an_mbarrier_is_a_race_until_it_is_invalidated(tm
     for before, races in (("", True), ("@!%p1 mbarrier.inval.shared::cta.b64 [%r1+2048];\n", False)):
         _, result = run(tmp_path, INIT.format(count=1, together=TOGETHER) + before + store, race=True)
         assert bool(result.findings) == races
+
+
+def test_a_parameter_that_its_bytes_do_not_hold(tmp_path):
+    path = tmp_path / "k.ptx"
+    path.write_text(kernel("", ".param .u32 out"), encoding="utf-8")
+    taken = load(path, "k")
+    for value, refused in ((2**32 - 1, False), (-(2**31), False), (2**32, True), (-(2**31) - 1, True)):
+        plan = Plan("k", (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, ((value, 4),))
+        if not refused:
+            launch.check_launch(taken, plan)
+            continue
+        with pytest.raises(
+            EmulationError, match=f"Parameter 0 of k is {value}, where a number of 4 bytes was expected"
+        ):
+            launch.check_launch(taken, plan)
 
 
 @pytest.mark.parametrize("rank", ["-1", "255", "256"])

@@ -111,6 +111,12 @@ ODD = {
     "plan: grid (0, 1, 1), block (32, 1, 1), cluster (1, 1, 1) are no launch": {
         "plan": lambda *_: Plan("k", (0, 1, 1), (32, 1, 1), (1, 1, 1), 0, ())
     },
+    "plan: grid (1.5, 1, 1), block (32, 1, 1), cluster (1, 1, 1) are no launch": {
+        "plan": lambda *_: Plan("k", (1.5, 1, 1), (32, 1, 1), (1, 1, 1), 0, ())
+    },
+    "plan: smem_bytes None is no number of bytes": {
+        "plan": lambda *_: Plan("k", (1, 1, 1), (32, 1, 1), (1, 1, 1), None, ())
+    },
     "plan: each of params is a pair (value, bytes)": {
         "plan": lambda *_: Plan("k", (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, (7,))
     },

@@ -196,7 +196,8 @@ def emulate_work(
             difference = workloads.differs(memory[name], right).astype(np.float64)
         worst = float(np.max(difference, initial=0.0))
         complete = written is not None and bool(written.all())
-        largest = max(largest, worst if complete else float("nan"))  # NaN, where something was not written, stays
+        # NaN, where something was not written, stays: max() would leave it out
+        largest = float(np.maximum(largest, worst if complete else float("nan")))
         if not largest <= (FLOAT_TOLERANCE if fill == "normal" else 0.0):
             return Outcome(point, ran, False, largest, "", result, result.findings, result.counts.totals)
     return Outcome(point, ran, True, largest, "", result, result.findings, result.counts.totals)
@@ -236,18 +237,13 @@ def affine_counts(
     launched = plans.plan(experiment, variant, load_device(arch), problem, addresses, sms)
     grid, cluster = launched.grid[0], launched.cluster[0]
 
-    def whole(ctas: Iterable[int]) -> list[int]:
-        """With the others of their clusters, which run together."""
-        firsts = sorted({cta // cluster * cluster for cta in ctas})
-        return [cta for first in firsts for cta in range(first, first + cluster)]
-
     deep = 4 * step + k % step
     shallow = min(k, step + k % step)
-    kinds = _alike(counts(shallow, whole({0, grid // 2, grid - 1})), cluster)
+    kinds = _alike(counts(shallow, whole({0, grid // 2, grid - 1}, cluster)), cluster)
     kinds = {0: grid // cluster} if len(kinds) == 1 else _alike(counts(shallow, None), cluster)
 
     def total(size: int) -> dict[str, int]:
-        found = counts(size, whole(kinds))
+        found = counts(size, whole(kinds, cluster))
         weights = np.array([kinds[cta // cluster * cluster] for cta in found.ctas])
         return {name: int((values * weights).sum()) for name, values in found.per_cta.items()}
 
@@ -263,6 +259,12 @@ def affine_counts(
             )
         result[name] = low[name] + rise
     return result
+
+
+def whole(ctas: Iterable[int], cluster: int) -> list[int]:
+    """CTAs with the others of their clusters, which run together."""
+    firsts = sorted({cta // cluster * cluster for cta in ctas})
+    return [cta for first in firsts for cta in range(first, first + cluster)]
 
 
 def _alike(counts: Counts, cluster: int) -> dict[int, int]:

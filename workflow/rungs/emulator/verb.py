@@ -94,11 +94,12 @@ def run(
     m, n, k = problem if gemm else (0, 0, 0)
     if gemm:
         addresses = dict.fromkeys("abc", 1 << 20)
-        grid = plan(experiment, variant, load_device(arch), (m, n, k), addresses).grid[
-            0
-        ]  # refuses before anything is built
+        launched = plan(
+            experiment, variant, load_device(arch), (m, n, k), addresses
+        )  # refuses before anything is built
+        grid, cluster = launched.grid[0], launched.cluster[0]
         problems.check_memory((m, n, k))
-        some = None if grid <= FULL else sorted({0, grid // 2, grid - 1})
+        some = None if grid <= FULL else problems.whole({0, grid // 2, grid - 1}, cluster)
     with tempfile.TemporaryDirectory(prefix="rungs-emulate-") as folder:
         if ptx is None:
             manifest = Path(folder) / f"{variant.name}.json"

@@ -263,9 +263,10 @@ def _rehearse(module: Workload, experiment: Experiment, device: Device, at: list
     plan = module.plan(*of_it, dict.fromkeys(operands, 1 << 20), FEW_SMS)
     sizes = (*plan.grid, *plan.block, *plan.cluster)
     need(
-        len(sizes) == 9 and min(sizes) > 0,
+        len(sizes) == 9 and all(type(size) is int and size > 0 for size in sizes),
         f"grid {plan.grid}, block {plan.block}, cluster {plan.cluster} are no launch",
     )
+    need(type(plan.smem_bytes) is int and plan.smem_bytes >= 0, f"smem_bytes {plan.smem_bytes} is no number of bytes")
     pairs = [param for param in plan.params if not isinstance(param, TensorMap | InGlobal)]
     need(
         all(isinstance(pair, tuple) and [type(part) for part in pair] == [int, int] for pair in pairs),
