@@ -100,6 +100,9 @@ ODD = {
     "check: NameError: name 'nothing' is not defined": {"check": lambda *_: nothing},  # noqa: F821
     "operands: KeyError: 'tile'": {"operands": lambda *_: {}["tile"]},
     "operands: a role is none of input, output, cycles": {"operands": lambda *_: {"a": Operand((1,), "int32", "in")}},
+    "operands: a dtype is neither of floats nor of whole numbers": {
+        "operands": lambda *_: {"a": Operand((1,), "object", "input")}
+    },
     "operands: none has the role cycles": {"operands": lambda *_: {"a": Operand((1,), "int32", "input")}},
     "operands: none has the role input": {
         "MEASURES": "time",

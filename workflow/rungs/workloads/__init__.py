@@ -249,6 +249,8 @@ def _rehearse(module: Workload, experiment: Experiment, device: Device, at: list
     operands = module.operands(*of_it, FEW_SMS)
     roles = {operand.role for operand in operands.values()}
     need(roles <= set(ROLES), f"a role is none of {', '.join(ROLES)}")
+    dtypes = [np.dtype(operand.dtype) for operand in operands.values()]
+    need(all(dtype.kind in "fiu" for dtype in dtypes), "a dtype is neither of floats nor of whole numbers")
     if module.MEASURES == "cycles":
         need("cycles" in roles, "none has the role cycles, in which the kernel says what it measured")
     else:
