@@ -144,6 +144,13 @@ def test_an_export_is_of_a_variant_or_for_a_shape(tmp_path, capsys):
     assert capsys.readouterr().err.endswith("argument --to: it is empty: name a folder, . for this one\n")
 
 
+@pytest.mark.parametrize("verb", [["sanitize-mutations", "--build-only"], ["compare", "results"]])
+def test_a_folder_that_is_written_has_a_name(verb, capsys):
+    with pytest.raises(SystemExit):
+        main([*verb, "--output", ""])
+    assert capsys.readouterr().err.endswith("argument --output: it is empty: name a folder, . for this one\n")
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -10,7 +10,7 @@ import pytest
 
 from rungs.emulator import launch
 from rungs.emulator.memory import GlobalMemory
-from rungs.emulator.parser import EmulationError
+from rungs.emulator.parser import EmulationError, load
 from rungs.errors import Refused
 from rungs.plan import InGlobal, Plan, TensorMap
 from test_emulator import MAP, assert_assembles, kernel
@@ -284,6 +284,64 @@ def test_what_is_sent_and_not_waited_for_is_a_race_and_may_find_its_cta_ended(tm
         re.search(r"reads byte \d+ of .* which .*st.async.* writes, with nothing", f.sentence) for f in result.findings
     )
     assert any("where that CTA was expected to wait for the mbarrier" in f.sentence for f in result.findings)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("%r23, %r21, %r20", "%r23, %r21, 0", "byte 0 of shared memory of CTA .* several times at once"),  # from both CTAs
+        ("shl.b32 %r21, %r0, 3;", "mov.u32 %r21, 0;", "byte 0 of shared memory of CTA .* several times at once"),  # all lanes
+        ("[%r23]", "[%r23+2048]", "byte 2048 of shared memory of CTA .*, where .*mbarrier.init.* has initialised an mbarrier"),
+    ],
+)  # fmt: skip
+def test_what_is_sent_to_one_place_or_onto_an_mbarrier_is_a_race(old, new, sentence, tmp_path):
+    ctas = "0" if new.endswith(" 0") else "%r20"
+    body = INIT.format(count=1, together=TOGETHER) + SEND.format(bytes=256, ctas=ctas).replace(old, new) + TOGETHER
+    _, result = run(tmp_path, body, race=True, delivery="early")
+    assert any(re.search(f"writes {sentence}", finding.sentence) for finding in result.findings)
+
+
+def test_an_ordinary_store_onto_an_mbarrier_is_a_race_until_it_is_invalidated(tmp_path):
+    store = "setp.ne.u32 %p4, %r0, 0;\n@!%p4 st.shared.u32 [%r1+2052], 7;\n"
+    for before, races in (("", True), ("@!%p1 mbarrier.inval.shared::cta.b64 [%r1+2048];\n", False)):
+        _, result = run(tmp_path, INIT.format(count=1, together=TOGETHER) + before + store, race=True)
+        assert bool(result.findings) == races
+
+
+def test_a_parameter_that_its_bytes_do_not_hold(tmp_path):
+    path = tmp_path / "k.ptx"
+    path.write_text(kernel("", ".param .u32 out"), encoding="utf-8")
+    taken = load(path, "k")
+    for value, refused in ((2**32 - 1, False), (-(2**31), False), (2**32, True), (-(2**31) - 1, True)):
+        plan = Plan("k", (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, ((value, 4),))
+        if not refused:
+            launch.check_launch(taken, plan)
+            continue
+        with pytest.raises(
+            EmulationError, match=f"Parameter 0 of k is {value}, where a number of 4 bytes was expected"
+        ):
+            launch.check_launch(taken, plan)
+
+
+@pytest.mark.parametrize("rank", ["-1", "255", "256"])
+def test_a_rank_that_no_address_holds_is_not_another_ctas(rank, tmp_path):
+    body = INIT.format(count=1, together=TOGETHER) + REMOTE.format(count=1).replace(
+        "xor.b32 %r20, %r61, 1", f"mov.u32 %r20, {rank}"
+    )
+    with pytest.raises(EmulationError, match="names CTA 254 of a cluster, where 0 to 1 was expected"):
+        run(tmp_path, body)
+
+
+def test_a_relaxed_arrival_at_an_mbarrier_hands_on_nothing_and_a_relaxed_wait_is_lacked(tmp_path):
+    store = "shl.b32 %r30, %r0, 2;\nadd.u32 %r31, %r1, %r30;\nst.shared.u32 [%r31], %r0;\n"
+    load = "xor.b32 %r30, %r30, 128;\nadd.u32 %r31, %r1, %r30;\nld.shared.u32 %r42, [%r31];\n"
+    init = INIT.format(count=64, together="").replace("bar.warp.sync -1", "bar.sync 0")
+    for sem, races in (("", False), ("relaxed.cta.", True)):
+        body = init + store + f"mbarrier.arrive.{sem}shared::cta.b64 _, [%r1+2048];\n" + WAIT + load
+        _, result = run(tmp_path, body, race=True, threads=64)
+        assert bool(result.findings) == races
+    with pytest.raises(EmulationError, match=r"try_wait.* is a form of mbarrier that the emulator lacks"):
+        run(tmp_path, body.replace("parity.", "parity.relaxed.cta."))
 
 
 def test_a_cta_without_its_cluster_is_not_run(tmp_path):

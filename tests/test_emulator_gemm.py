@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from binaries import built
-from rungs import cli
+from rungs import cli, workloads
 from rungs.emulator import launch, metrics, problem
 from rungs.emulator.memory import GlobalMemory
 from rungs.emulator.parser import EmulationError
 from rungs.errors import Refused
 from rungs.files import ROOT, stored
-from rungs.variants import load_experiment
+from rungs.variants import load_device, load_experiment
 
 PROFILES = ROOT / "results/recorded/h200/csv/profile"
 GEMM, TUNED, ARCH = load_experiment("gemm"), load_experiment("gemm_tuned"), "sm_90a"
@@ -250,6 +251,31 @@ def test_the_verb_builds_and_says_what_it_cannot(capsys):
     assert cli.main(["emulate", "--variant", "B5", "--arch", "sm_80"]) == 1
     assert capsys.readouterr().err.startswith("rungs: abl_L2_R1_bl1_s2_sw1: TMA needs one of")
     assert cli.main(["emulate", "--variant", "B3", "--m", "128", "--n", "128", "--k", "32", "--arch", "sm_80"]) == 0
+
+
+def test_a_sample_of_a_large_grid_is_of_whole_clusters(monkeypatch):
+    """D3 has two CTAs for each of 64 tiles, which cannot run one without the other."""
+    given = {}
+
+    def emulate_gemm(*_, ctas, **__):
+        given["ctas"] = ctas
+        return problem.Outcome((512, 512, 64), ctas, False, 0.0, "not run")
+
+    monkeypatch.setattr(problem, "emulate_gemm", emulate_gemm)
+    path = str(ptx("abl_L1_R1_bl1_s2_sw1"))
+    assert cli.main(["emulate", "--variant", "D3", "--m", "512", "--n", "512", "--k", "64", "--ptx", path]) == 1
+    assert given["ctas"] == [0, 1, 64, 65, 126, 127]
+
+
+@pytest.mark.parametrize("fill", ["integer", "normal"])
+def test_an_output_that_is_not_written_is_not_right(fill, monkeypatch):
+    ran = SimpleNamespace(findings=[], counts=SimpleNamespace(totals={}))
+    monkeypatch.setattr(problem.launch, "run", lambda *_, **__: ran)
+    experiment = load_experiment("copy_intensity")
+    variant = experiment.variant("cpy_L0_s1_p0_t4096_v32_w1")
+    point = workloads.of(experiment).emulated_points(experiment, variant, load_device("sm_90a"))[0]
+    found = problem.emulate_work(experiment, variant, "sm_90a", Path("none.ptx"), point, fill=fill)
+    assert not found.right and np.isnan(found.error)
 
 
 def test_the_verb_runs_a_sample_of_a_large_grid(capsys):

@@ -120,7 +120,7 @@ def test_an_arrive_that_does_not_wait_for_the_reads_is_no_evidence(tmp_path):
     assert missing == {
         "producer warp: SYNCS.ARRIVE.TRANS64.ART0 in the main loop",
         "producer warp: no SYNCS.ARRIVE.TRANS64.A1T0 in the kernel",
-        "producer warp: SYNCS.ARRIVE.TRANS64.ART0 waits for LDSM",
+        "two sets of fragments: SYNCS.ARRIVE.TRANS64.ART0 waits for LDSM",
     }
 
 
@@ -134,7 +134,7 @@ LISTING = """
         /*0050*/                   LOP3.LUT R5, R{read}, R2, RZ, 0xc0, !PT ;
         /*0060*/              @!P1 MOV R5, RZ ;
         /*0070*/                   VIADD R4, R5, 0x1 ;
-        /*0080*/                   HMMA.16816.F32.BF16 R20, R8, R12, R20 ;
+        /*0080*/                   HMMA.16816.F32.BF16 R20, R8, R28, R20 ;
         /*0090*/               @P0 SYNCS.ARRIVE.TRANS64.ART0 RZ, [UR10+0x20020], R4 ;
         /*00a0*/              @!P2 BRA `(.L_1) ;
         /*00b0*/                   EXIT ;
@@ -152,9 +152,14 @@ LISTING = """
     ],
 )
 def test_an_arrive_waits_for_the_read_that_was_issued_last(first, second, read, waits):
-    listing = parse_sass(LISTING.format(first=first, second=second, read=read))
-    arrive = next(at for at, i in enumerate(listing) if "ARRIVE" in i.opcode)
-    assert waits_for_reads(listing, arrive, "LDSM") is waits
+    assert waiting(LISTING.format(first=first, second=second, read=read)) == [waits]
+
+
+def waiting(text, reads="LDSM", *, ahead=False):
+    """Of each arrive whether it waits."""
+    listing = parse_sass(text)
+    arrives = [at for at, i in enumerate(listing) if "ARRIVE" in i.opcode]
+    return [waits_for_reads(listing, at, reads, ahead) for at in arrives]
 
 
 def test_reads_of_the_next_stage_are_not_waited_for():
@@ -163,9 +168,62 @@ def test_reads_of_the_next_stage_are_not_waited_for():
     again += "        /*0046*/                   LDSM.16.M88.4 R24, [R4] ;\n"
     text = LISTING.format(first=12, second=16, read=17)
     text = text.replace("        /*0050*/", again + "        /*0050*/")
-    listing = parse_sass(text)
-    arrive = next(at for at, i in enumerate(listing) if "ARRIVE" in i.opcode)
-    assert waits_for_reads(listing, arrive, "LDSM")
+    assert waiting(text) == [False]  # but by a rule that says so
+    assert waiting(text, ahead=True) == [True]
+    assert waiting(text.replace("R5, R17", "R5, R2"), ahead=True) == [False]
+
+
+WAIT = "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR10], R6"
+ARRIVE = "SYNCS.ARRIVE.TRANS64.ART0 RZ, [UR10+0x20], {}"
+USED, UNUSED = ARRIVE.format("R5"), ARRIVE.format("R4")
+
+
+def in_loop(*lines):
+    """A listing of a loop over these; one that ends with a colon is a label."""
+    lines = ["MOV R1, c[0x0][0x28]", ".L_1:", *lines, "@!P2 BRA `(.L_1)", "EXIT"]
+    return "\n".join(line if line.endswith(":") else f"  /*{i:04x}*/  {line} ;" for i, line in enumerate(lines))
+
+
+@pytest.mark.parametrize(
+    ("lines", "waits"),
+    [
+        # Any instruction that needs the last read, of whatever width, is enough: a warp issues in order.
+        (["LDS.U.128 R8, [R3]", "IMAD.WIDE R16, R11, R2, R6", UNUSED], [True]),
+        (["LDS.64 R8, [R3]", "FADD R5, R9, R2", UNUSED], [True]),
+        (["LDS.64 R8, [R3]", "FADD R5, R10, R2", USED], [False]),
+        (["LDS R8, [R3]", "FADD R5, R9, R2", USED], [False]),
+        (["LDSM.16.MT88.4 R8, [R3]", "R2UR UR4, R11", UNUSED], [True]),
+        (["LDS R8, [R3]", "SHFL.BFLY PT, R4, R8, 0x1, 0x1f", UNUSED], [True]),
+        (["LDS R8, [R3]", "MOV R8, R2", UNUSED], [True]),  # what overwrites a read waits for it too
+        (["LDS R5, [R3]", USED], [True]),
+        (["LDS R5, [R3]", "@!PT LDS RZ, [RZ]", USED], [True]),  # a filler
+        (["LDS R8, [R3]", "@!PT MOV R4, R8", UNUSED], [False]),
+        (["LDS R8, [R3]", "@P3 MOV R5, R8", UNUSED], [False]),
+        (["LDS R8, [R3]", "@P3 MOV R5, R8", "@P3 " + USED], [True]),
+        # A way round what waits.
+        (["LDS R8, [R3]", "@P3 BRA `(.L_2)", "MOV R5, R8", ".L_2:", USED], [False]),
+        (["LDS R8, [R3]", "@P3 BRA `(.L_2)", "MOV R5, R8", USED, ".L_2:"], [True]),
+        (["LDS R8, [R3]", "BSSY B0, `(.L_2)", "MOV R5, R8", "BSYNC B0", ".L_2:", USED], [True]),
+        (["@P3 BRA `(.L_2)", "LDS R8, [R3]", "MOV R5, R8", "BRA `(.L_3)", ".L_2:", "LDS R5, [R3]", ".L_3:", USED], [True]),
+        (["LDS R5, [R3]", "MOV R4, R5", "@P3 LDS R8, [R3]", USED], [False]),
+        # A loop in the loop, and reads that stand behind the arrive.
+        ([".L_2:", "LDS R8, [R3]", "@P3 BRA `(.L_2)", "MOV R5, R8", USED], [True]),
+        ([".L_2:", "LDS R8, [R3]", "@P3 BRA `(.L_2)", USED], [False]),
+        ([USED, WAIT, "LDS R5, [R3]"], [True]),
+        ([USED, WAIT, "LDS R8, [R3]"], [False]),
+        # Two stages in a turn of the loop, and one arrive for each CTA of a cluster.
+        ([WAIT, "LDS R8, [R3]", "MOV R5, R8", USED, WAIT, "LDS R9, [R3]", USED], [True, False]),
+        ([WAIT, "LDS R8, [R3]", "MOV R5, R8", USED, WAIT, "LDS R9, [R3]", "MOV R4, R9", USED], [True, True]),
+        ([WAIT, "LDS R8, [R3]", "MOV R5, R8", USED, USED], [True, True]),
+        # A and B behind mbarriers of their own, or a table that is read before the wait.
+        ([WAIT, "LDS R8, [R3]", WAIT, "LDS R9, [R3]", "MOV R5, R8", USED], [False]),
+        (["LDS R8, [R7]", WAIT, "LDS R9, [R3]", "MOV R5, R8", USED], [False]),
+        ([WAIT, "LDSM.16.M88.4 R8, [R3]", "MOV R5, R8", USED], [False]),  # no such read at all
+    ],
+)  # fmt: skip
+def test_an_arrive_waits_for_its_reads_on_every_way(lines, waits):
+    reads = "LDSM" if lines[0].startswith("LDSM") else "LDS"
+    assert waiting(in_loop(*lines), reads) == waits
 
 
 def test_no_variant_with_a_producer_frees_a_stage_before_its_reads_have_returned():

@@ -474,6 +474,9 @@ def test_every_level_that_shows_in_the_opcodes_has_a_rule():
         ),
         ("gemm: [{name: x, loop: {must: [lds]}}]", "does not match"),
         ("gemm: [{name: x}]", "is not valid under any"),
+        ("gemm: [{name: x, waits: {at: SYNCS.ARRIVE}}]", "'for' is a required property"),
+        ("gemm: [{name: x, waits: {at: SYNCS.ARRIVE, for: LDS, ahead: 1}}]", "1 is not of type 'boolean'"),
+        ("gemm: [{name: x, waits: [LDS]}]", "is not of type 'object'"),
     ],
 )
 def test_a_wrong_rule_is_one_sentence(tmp_path, text, message):

@@ -100,6 +100,9 @@ ODD = {
     "check: NameError: name 'nothing' is not defined": {"check": lambda *_: nothing},  # noqa: F821
     "operands: KeyError: 'tile'": {"operands": lambda *_: {}["tile"]},
     "operands: a role is none of input, output, cycles": {"operands": lambda *_: {"a": Operand((1,), "int32", "in")}},
+    "operands: a dtype is neither of floats nor of whole numbers": {
+        "operands": lambda *_: {"a": Operand((1,), "object", "input")}
+    },
     "operands: none has the role cycles": {"operands": lambda *_: {"a": Operand((1,), "int32", "input")}},
     "operands: none has the role input": {
         "MEASURES": "time",
@@ -110,6 +113,12 @@ ODD = {
     },
     "plan: grid (0, 1, 1), block (32, 1, 1), cluster (1, 1, 1) are no launch": {
         "plan": lambda *_: Plan("k", (0, 1, 1), (32, 1, 1), (1, 1, 1), 0, ())
+    },
+    "plan: grid (1.5, 1, 1), block (32, 1, 1), cluster (1, 1, 1) are no launch": {
+        "plan": lambda *_: Plan("k", (1.5, 1, 1), (32, 1, 1), (1, 1, 1), 0, ())
+    },
+    "plan: smem_bytes None is no number of bytes": {
+        "plan": lambda *_: Plan("k", (1, 1, 1), (32, 1, 1), (1, 1, 1), None, ())
     },
     "plan: each of params is a pair (value, bytes)": {
         "plan": lambda *_: Plan("k", (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, (7,))

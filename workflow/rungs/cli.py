@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     p = verb(
         "sanitize-mutations", _sanitize_mutations, "hold the emulator and Compute Sanitizer against mutated kernels"
     )
-    p.add_argument("--output", type=Path, required=True, help="folder of the binaries and of mutations.csv")
+    p.add_argument("--output", type=_folder, required=True, help="folder of the binaries and of mutations.csv")
     p.add_argument("--build-only", action="store_true", help="build and emulate: no GPU is used")
     p.add_argument("--gpu", default="auto", help="auto, a GPU's slug, index or UUID")
     p.add_argument("--arch", default="sm_90a")
@@ -270,7 +270,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--experiment", help="by default that of the ladder, or gemm")
     p.add_argument("--ladder", help="one ladder alone, whose claims are fewer and intervals so narrower")
     p.add_argument(
-        "--output", type=Path, metavar="DIR", help="write Markdown, CSV, SVG and PNG there, not to the terminal"
+        "--output", type=_folder, metavar="DIR", help="write Markdown, CSV, SVG and PNG there, not to the terminal"
     )
 
     p = verb("trace", _trace, "show where a table's number comes from, and verify each hash on the way")

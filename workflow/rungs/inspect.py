@@ -6,7 +6,7 @@ import functools
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,11 @@ class Instruction:
         """Never executed, whatever the data: ptxas pads with `@!PT LDS RZ, [RZ]`."""
         return self.predicate in ("@!PT", "@!UPT")
 
+    @functools.cached_property
+    def registers(self) -> set[str]:
+        """Those that its operands name, of each group the first."""
+        return set(re.findall(r"\bU?R\d+\b", self.operands))
+
     @property
     def falls_through(self) -> bool:
         """Whether the next line can be the next one executed."""
@@ -53,18 +58,20 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Rule:
-    """One piece of evidence: `opcode` stands (`wanted`) or does not stand in `scope`; with `reads`, each of them waits for those."""
+    """One piece of evidence: `opcode` stands (`wanted`) or does not stand in `scope`; with `reads`, each of them waits for those (see
+    waits_for_reads, of `ahead` too)."""
 
     name: str
     scope: str
     opcode: str
     wanted: bool
     reads: str = ""
+    ahead: bool = False
 
     @property
     def row(self) -> str:
         if self.reads:
-            return f"{self.name}: {self.opcode} waits for {self.reads}"
+            return f"{self.name}: {self.opcode.lstrip('=')} waits for {self.reads.lstrip('=')}"
         return f"{self.name}: {'' if self.wanted else 'no '}{self.opcode.lstrip('=')} in the {SCOPES[self.scope]}"
 
 
@@ -182,48 +189,64 @@ def _is_tensor(instruction: Instruction) -> bool:
 
 WAIT = "SYNCS.PHASECHK.TRYWAIT"
 """The wait for a stage that has been filled."""
-WIDTHS = {"LDS.128": 4, "LDS.64": 2, "LDSM.16.M88.4": 4, "LDSM.16.M88.2": 2, "HMMA": 4}
-"""Registers that an instruction writes, where it is not one."""
+WIDTHS = {"128": 4, "64": 2, "4": 4, "2": 2}
+"""Registers that a read writes, by the last part of its opcode (`LDS.U.128`, `LDSM.16.MT88.4`), where it is not one."""
 
 
-def waits_for_reads(instructions: Sequence[Instruction], arrive: int, reads: str) -> bool:
-    """Whether the arrive at that index has to wait for every read of the stage that it frees, by a register that comes of them.
+def waits_for_reads(instructions: Sequence[Instruction], arrive: int, reads: str, ahead: bool = False) -> bool:
+    """Whether on every way to the arrive at that index each read before it has returned.
 
-    ptxas issues an arrive without looking at the scoreboard of reads, and changes the order of reads; but those of a warp return in
-    the order of their issue. So the last of them in the listing has to be among what the arrive's operand comes of. Where the loop
-    waits for the next stage before it frees this one, the reads behind that wait are the next stage's.
+    ptxas issues an arrive without looking at the scoreboard of reads, and changes the order of reads. But a warp issues in order, an
+    instruction that has a register of a read among its operands only once the read has returned, and reads return in the order of
+    their issue. So on each way from a read to the arrive has to stand such an instruction, or another read of which that holds.
+
+    `ahead`: what is read after the last wait before the arrive is the next stage's, and has to have returned at the next arrive.
     """
-    start = max((head for head, end in loops(instructions).items() if head <= arrive <= end), default=0)
-    before = [index for index in range(start, arrive) if matches(instructions[index].opcode, reads)]
-    waits = [index for index in range(start, arrive) if matches(instructions[index].opcode, WAIT)]
-    of_stage = [index for index in before if waits and index < waits[-1]] or before
-    wanted = set(_registers(instructions[arrive].operands.split(",")[-1]))
-    for index in range(arrive - 1, start - 1, -1):
+    found = {
+        index: _written(instruction)
+        for index, instruction in enumerate(instructions)
+        if matches(instruction.opcode, reads) and not instruction.filler
+    }
+    come = [index for index in found if _comes_first(instructions, arrive, index, {index: set()}, not ahead)]
+    return bool(come) and not any(_comes_first(instructions, arrive, index, found, not ahead) for index in come)
+
+
+def _comes_first(
+    instructions: Sequence[Instruction],
+    arrive: int,
+    read: int,
+    reads: Mapping[int, set[str]],
+    freed: bool,
+) -> bool:
+    """Whether a way leads from the read to the arrive on which nothing waits for it. `freed`: its stage is what the arrive frees,
+    also where no wait for another one lies between."""
+    always = ("", "@PT", "@UPT", instructions[arrive].predicate)
+    seen: set[tuple[int, bool]] = set()
+    pending = [(read + 1, freed)]
+    while pending:
+        state = index, behind = pending.pop()
+        if state in seen or index >= len(instructions):
+            continue
+        seen.add(state)
         instruction = instructions[index]
-        target, _, sources = instruction.operands.partition(",")
-        written = _written(instruction.opcode, target)
-        if not wanted & written:
+        if instruction.predicate in always and reads[read] & instruction.registers:
             continue
-        if matches(instruction.opcode, reads):
-            if index in of_stage[-1:]:
-                return True
-            continue
-        if not instruction.predicate:
-            wanted -= written
-        wanted |= set(_registers(sources))
+        if index == arrive and behind:
+            return True
+        if index in reads and not instruction.predicate and behind == freed:
+            continue  # of the same stage, and looked at itself
+        behind = behind or matches(instruction.opcode, WAIT)
+        if not instruction.opcode.startswith("BSSY"):  # which names where lanes come together and does not go there
+            pending += [(target, behind) for target in instruction.targets]
+        if instruction.falls_through:
+            pending.append((index + 1, behind))
     return False
 
 
-def _registers(text: str) -> list[str]:
-    return re.findall(r"\bU?R\d+\b", text)
-
-
-def _written(opcode: str, target: str) -> set[str]:
-    named = re.match(r"\s*(U?R)(\d+)", target)
-    if not named:
-        return set()
-    width = next((count for pattern, count in WIDTHS.items() if matches(opcode, pattern)), 1)
-    return {f"{named[1]}{int(named[2]) + i}" for i in range(width)}
+def _written(read: Instruction) -> set[str]:
+    named = re.match(r"(U?R)(\d+)\b", read.operands)
+    width = WIDTHS.get(read.opcode.rsplit(".", 1)[-1], 1)
+    return {f"{named[1]}{int(named[2]) + i}" for i in range(width)} if named else set()
 
 
 def matches(opcode: str, pattern: str) -> bool:
@@ -281,9 +304,9 @@ def rules_of(variant: Variant, arch: str = "") -> list[Rule]:
         for opcode in rule.get(scope, {}).get(need, ())
     ]
     return rules + [
-        Rule(rule["name"], "kernel", rule["waits"]["at"], True, rule["waits"]["for"])
+        Rule(rule["name"], "kernel", waits["at"], True, waits["for"], waits.get("ahead", False))
         for rule in called
-        if "waits" in rule
+        for waits in ([rule["waits"]] if "waits" in rule else [])
     ]
 
 
@@ -331,12 +354,14 @@ def inspect(name: str, arch: str, manifest_path: Path, toolchain: str) -> list[d
         count = sum(n for opcode, n in counts[rule.scope].items() if matches(opcode, rule.opcode))
         reason = "" if (count > 0) == rule.wanted else _objection(name, arch, rule, count)
         if rule.reads and not reason:
-            arrives = [at for at, i in enumerate(listing) if matches(i.opcode, rule.opcode)]
-            count = sum(waits_for_reads(listing, at, rule.reads) for at in arrives)
+            reached = sorted(reachable(listing))
+            arrives = [at for at in reached if matches(listing[at].opcode, rule.opcode) and not listing[at].filler]
+            count = sum(waits_for_reads(listing, at, rule.reads, rule.ahead) for at in arrives)
             if count < len(arrives):
                 reason = (
-                    f"{name} for {arch} has {len(arrives) - count} {rule.opcode} that may come before the last {rule.reads} has"
-                    f" returned ({rule.name}): make its count depend on all of them."
+                    f"{name} for {arch} has {len(arrives) - count} {rule.opcode.lstrip('=')} that may come before the last"
+                    f" {rule.reads.lstrip('=')} has returned, or that no {rule.reads.lstrip('=')} comes before ({rule.name}):"
+                    " make its count depend on all of them."
                 )
         rows.append(("evidence", rule.row, count, MISSING if reason else "ok", reason))
     return _rows(name, arch, rows)

@@ -186,9 +186,12 @@ def check_launch(kernel: Kernel, plan: Plan) -> tuple[bytes, dict[int, TensorMap
             check_tensor_map(given, f"Parameter {position} of {kernel.name}")
             maps[PARAM_WINDOW + declared.offset] = given
         else:
-            raw[declared.offset : declared.offset + given_size] = given[0].to_bytes(
-                given_size, "little", signed=given[0] < 0
-            )
+            value, bits = given[0], 8 * given_size
+            if not -(1 << bits - 1) <= value < 1 << bits:
+                raise EmulationError(
+                    f"Parameter {position} of {kernel.name} is {value}, where a number of {given_size} bytes was expected."
+                )
+            raw[declared.offset : declared.offset + given_size] = value.to_bytes(given_size, "little", signed=value < 0)
     return bytes(raw), maps
 
 

@@ -18,6 +18,7 @@ PARAM_WINDOW = 0x7D00_0000_0000
 """Where generic addresses of shared memory and of parameters lie: any value does that no buffer has."""
 REMOTE_BITS = 24
 """An address of mapa is the rank plus one above these bits of the address in the CTA."""
+LAST_RANK = (1 << 32 - REMOTE_BITS) - 2
 POISON = 0xFF
 """Every float format reads 0xFF.. as NaN, so a value that nobody wrote spoils the result."""
 ALIGN = 256  # cudaMalloc's own

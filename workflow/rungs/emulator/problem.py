@@ -196,7 +196,8 @@ def emulate_work(
             difference = workloads.differs(memory[name], right).astype(np.float64)
         worst = float(np.max(difference, initial=0.0))
         complete = written is not None and bool(written.all())
-        largest = max(largest, worst if complete else float("nan"))  # NaN, where something was not written, stays
+        # NaN, where something was not written, stays: max() would leave it out
+        largest = float(np.maximum(largest, worst if complete else float("nan")))
         if not largest <= (FLOAT_TOLERANCE if fill == "normal" else 0.0):
             return Outcome(point, ran, False, largest, "", result, result.findings, result.counts.totals)
     return Outcome(point, ran, True, largest, "", result, result.findings, result.counts.totals)
@@ -238,11 +239,11 @@ def affine_counts(
 
     deep = 4 * step + k % step
     shallow = min(k, step + k % step)
-    kinds = _alike(counts(shallow, whole_clusters({0, grid // 2, grid - 1}, cluster)), cluster)
+    kinds = _alike(counts(shallow, whole({0, grid // 2, grid - 1}, cluster)), cluster)
     kinds = {0: grid // cluster} if len(kinds) == 1 else _alike(counts(shallow, None), cluster)
 
     def total(size: int) -> dict[str, int]:
-        found = counts(size, whole_clusters(kinds, cluster))
+        found = counts(size, whole(kinds, cluster))
         weights = np.array([kinds[cta // cluster * cluster] for cta in found.ctas])
         return {name: int((values * weights).sum()) for name, values in found.per_cta.items()}
 
@@ -260,8 +261,8 @@ def affine_counts(
     return result
 
 
-def whole_clusters(ctas: Iterable[int], cluster: int) -> list[int]:
-    """CTAs with the others of their clusters of so many, which run together."""
+def whole(ctas: Iterable[int], cluster: int) -> list[int]:
+    """CTAs with the others of their clusters, which run together."""
     firsts = sorted({cta // cluster * cluster for cta in ctas})
     return [cta for first in firsts for cta in range(first, first + cluster)]
 

@@ -56,6 +56,7 @@ class Detector:
         self.writer = np.full(cells, -1, np.int16)
         self.written = np.zeros(cells, np.int32)
         self.write_pc = np.zeros(cells, np.int32)
+        self.mbarrier = np.full(cells, -1, np.int32)  # the mbarrier.init of the mbarrier that lies there
         readers = 2 * self.warps + self.groups  # warps, then their bulk stores, then the products of warpgroups
         self.remote = any(ins.opcode == "ld" and "shared::cluster" in ins.modifiers for ins in batch.kernel.code)
         readers += (
@@ -186,6 +187,8 @@ class Detector:
 
     def _check_write(self, seen: Array, cells: Array, active: Array | bool, pc: int, base: Array) -> None:
         """`seen` (..., agents) of whoever writes `cells` (..., cells) of the CTA whose first agent is `base` (...)."""
+        mbarrier = self.mbarrier[cells]
+        self._races((mbarrier >= 0) & active, cells, mbarrier, pc, _MBARRIER)
         writer = self.writer[cells]
         known = np.take_along_axis(seen, np.maximum(writer, 0).astype(np.intp), axis=-1)
         bad = (known < self.written[cells]) & (writer >= 0) & active
@@ -233,6 +236,9 @@ class Detector:
         if not generic:
             self._check_fence(clocks, cells, pc, _FENCE_WRITE)
         number, stamps = self.number(barrier), barrier.phase[targets] + 1
+        order = np.arange(len(cells), dtype=np.int32)[:, None]
+        self.written[cells] = order  # of copies into one place the last stands there
+        self._races(self.written[cells] != order, cells, np.full(cells.shape, pc), pc, _AT_ONCE)
         self.writer[cells] = number + self.base[targets][:, None]
         self.written[cells] = stamps[:, None]
         self.write_pc[cells] = pc
@@ -413,6 +419,14 @@ class Detector:
         )
         init["warp"][ctas], init["clock"][ctas] = warps, self.clock[ctas, warps, SEEN, self.base[ctas] + warps]
         init["fenced"][ctas], init["pc"] = False, pc
+        self.mbarrier[self._of_mbarrier(ctas, barrier)] = pc
+
+    def invalidated(self, unit: Unit, mask: Mask, barrier: Any) -> None:
+        self.mbarrier[self._of_mbarrier(self.each(unit, mask)[0], barrier)] = -1
+
+    def _of_mbarrier(self, ctas: Array, barrier: Any) -> Array:
+        """Cells of the mbarrier, (CTAs, cells)."""
+        return ctas[:, None] * self.cells + barrier.address // self.granule + np.arange(max(1, 8 // self.granule))
 
     def uses(self, unit: Unit, mask: Mask, barrier: Any, pc: int, *, owners: Array | None = None) -> None:
         """Threads arrive at an mbarrier or wait for it. `owners`: for each CTA whose it is, where it is not its own."""
@@ -450,6 +464,8 @@ _READ = "reads byte {byte} of shared memory of CTA {cta}, which {other} writes" 
 _WRITE = "writes byte {byte} of shared memory of CTA {cta}, which {other} writes too" + _BETWEEN
 _OVERWRITE = "writes byte {byte} of shared memory of CTA {cta}, which {other} reads" + _BETWEEN
 _TWICE = "writes byte {byte} of shared memory of CTA {cta} from two warps at once, where one was expected"
+_MBARRIER = "writes byte {byte} of shared memory of CTA {cta}, where {other} has initialised an mbarrier"
+_AT_ONCE = "writes byte {byte} of shared memory of CTA {cta} several times at once, where one was expected"
 _FENCE_READ = (
     "reads byte {byte} of shared memory of CTA {cta} through the asynchronous proxy, which {other} writes, where a"
     " fence.proxy.async was expected between them"

@@ -10,7 +10,7 @@ import numpy as np
 
 from rungs.emulator.alu import pure
 from rungs.emulator.loads import addresses_of, land_part, nothing, whole_warps
-from rungs.emulator.memory import REMOTE_BITS
+from rungs.emulator.memory import LAST_RANK, REMOTE_BITS
 from rungs.emulator.parser import Address, Immediate, Instruction, Operand
 from rungs.emulator.state import DTYPES, EXIT, LANES, Array, Batch, Decoder, Mask, Step, Unit, items, uniform
 
@@ -340,7 +340,8 @@ def _map_address(decoder: Decoder, ins: Instruction) -> Step:
     slots = [decoder.source(operand, "u32", ins) for operand in sources]
 
     def there(address: Array, rank: Array) -> Array:
-        return (address & np.uint32((1 << REMOTE_BITS) - 1)) | (rank + np.uint32(1)) << np.uint32(REMOTE_BITS)
+        named = np.minimum(rank, np.uint32(LAST_RANK)) + np.uint32(1)  # so that a rank of -1 is not this CTA's
+        return (address & np.uint32((1 << REMOTE_BITS) - 1)) | named << np.uint32(REMOTE_BITS)
 
     return pure(decoder, ins, slots, [decoder.target(target, ins)], there)
 
@@ -396,7 +397,8 @@ def _mbarrier(decoder: Decoder, ins: Instruction) -> Step:
         "test_wait": _wait,
     }
     remote = "shared::cluster" in ins.modifiers
-    if kind not in form or (remote and kind != "arrive") or "noComplete" in ins.modifiers:
+    hands_on_nothing = kind in ("try_wait", "test_wait") and "relaxed" in ins.modifiers
+    if kind not in form or (remote and kind != "arrive") or "noComplete" in ins.modifiers or hands_on_nothing:
         raise ins.error("is a form of mbarrier that the emulator lacks")
     return form[kind](decoder, ins)
 
@@ -439,6 +441,8 @@ def _invalidate(decoder: Decoder, ins: Instruction) -> Step:
     def step(unit: Unit, mask: Mask) -> None:
         for barrier, part in each_mbarrier(unit, slot, offset, mask, ins):
             barrier.valid = barrier.valid & (_threads(unit, part) == 0)
+            if unit.batch.race:
+                unit.batch.race.invalidated(unit, part, barrier)
 
     return step
 
@@ -451,7 +455,7 @@ def _arrive(decoder: Decoder, ins: Instruction) -> Step:
     slot, offset = decoder.address(operands[0], ins)
     value = decoder.source(operands[1], "u32", ins) if len(operands) > 1 else decoder.constant(1, DTYPES["u32"])
     expects, pc = "expect_tx" in ins.modifiers, len(decoder.steps)
-    remote = "shared::cluster" in ins.modifiers
+    remote, relaxed = "shared::cluster" in ins.modifiers, "relaxed" in ins.modifiers
     if remote and state is not None:
         raise ins.error("returns the state of an mbarrier of another CTA, where _ was expected")
     sign = -1 if ins.modifiers[0] == "complete_tx" else 1
@@ -474,7 +478,7 @@ def _arrive(decoder: Decoder, ins: Instruction) -> Step:
                 if batch.race:
                     if owners is not None:
                         batch.race.reaches(*batch.race.each(unit, part), owners, pc)
-                    barrier.clock = batch.race.release(unit, part, barrier.clock, owners)
+                    barrier.clock = batch.race.release(unit, part, barrier.clock, owners, relaxed=relaxed)
                 arrive(barrier, batch, threads if expects else amount, ins)
             else:
                 barrier.settle(batch)

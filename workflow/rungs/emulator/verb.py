@@ -99,7 +99,7 @@ def run(
         )  # refuses before anything is built
         grid, cluster = launched.grid[0], launched.cluster[0]
         problems.check_memory((m, n, k))
-        some = None if grid <= FULL else problems.whole_clusters({0, grid // 2, grid - 1}, cluster)
+        some = None if grid <= FULL else problems.whole({0, grid // 2, grid - 1}, cluster)
     with tempfile.TemporaryDirectory(prefix="rungs-emulate-") as folder:
         if ptx is None:
             manifest = Path(folder) / f"{variant.name}.json"

@@ -249,6 +249,8 @@ def _rehearse(module: Workload, experiment: Experiment, device: Device, at: list
     operands = module.operands(*of_it, FEW_SMS)
     roles = {operand.role for operand in operands.values()}
     need(roles <= set(ROLES), f"a role is none of {', '.join(ROLES)}")
+    dtypes = [np.dtype(operand.dtype) for operand in operands.values()]
+    need(all(dtype.kind in "fiu" for dtype in dtypes), "a dtype is neither of floats nor of whole numbers")
     if module.MEASURES == "cycles":
         need("cycles" in roles, "none has the role cycles, in which the kernel says what it measured")
     else:
@@ -263,9 +265,10 @@ def _rehearse(module: Workload, experiment: Experiment, device: Device, at: list
     plan = module.plan(*of_it, dict.fromkeys(operands, 1 << 20), FEW_SMS)
     sizes = (*plan.grid, *plan.block, *plan.cluster)
     need(
-        len(sizes) == 9 and min(sizes) > 0,
+        len(sizes) == 9 and all(type(size) is int and size > 0 for size in sizes),
         f"grid {plan.grid}, block {plan.block}, cluster {plan.cluster} are no launch",
     )
+    need(type(plan.smem_bytes) is int and plan.smem_bytes >= 0, f"smem_bytes {plan.smem_bytes} is no number of bytes")
     pairs = [param for param in plan.params if not isinstance(param, TensorMap | InGlobal)]
     need(
         all(isinstance(pair, tuple) and [type(part) for part in pair] == [int, int] for pair in pairs),
