@@ -103,6 +103,12 @@ def test_a_second_run_plans_nothing(counted):
     assert "Nothing to be done" in counted[0].planned("all").text
 
 
+def test_an_experiment_is_not_counted_again_for_another_ones_workload(without_gpu):
+    module = without_gpu.repo / "workflow" / "rungs" / "workloads" / "tma_wall.py"
+    module.write_text(module.read_text(encoding="utf-8") + "\n# edited\n", encoding="utf-8")
+    assert "emulate" not in without_gpu.planned("all").rules
+
+
 def test_a_deleted_csv_is_made_again_and_what_depends_on_it(without_gpu):
     path = without_gpu.repo / EMULATED / "csv/emulate/gemm" / f"{S2}.csv"
     before = path.read_bytes()

@@ -69,6 +69,11 @@ FACTORIALS = declared_factorials()
 """Experiment -> the factors that its factorial has effects of."""
 
 
+def workload_of(experiment):
+    """Modules that decide what a kernel that is no GEMM works on; other experiments' are nothing to it."""
+    return [] if is_gemm(experiment) else ["workloads/__init__", f"workloads/{load_experiment(experiment).workload}"]
+
+
 def is_gemm(experiment):
     return load_experiment(experiment).workload == GEMM
 

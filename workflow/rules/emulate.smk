@@ -15,7 +15,7 @@ rule emulate:
         arch=run.arch,
         limits=limits(),
         shapes=lambda wildcards: run.shapes_as_json(wildcards.experiment, variant_of(wildcards)),
-        code=module_hash("plan", "wgmma", *EMULATOR, *WORKLOADS),
+        code=lambda wildcards: module_hash("plan", "wgmma", *EMULATOR, *workload_of(wildcards.experiment)),
     shell:
         "OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 {params.python:q} -m rungs emulate-rung"
         " --experiment {wildcards.experiment:q} --variant {wildcards.variant:q} --arch {params.arch:q}"

@@ -139,8 +139,19 @@ def run(
     return 0 if outcome.good else 1
 
 
+def _findings(outcome: Outcome) -> list[str]:
+    """A line for each two lines of the source between which something was found: its first finding, and how many more it has."""
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for finding in outcome.findings:
+        alike.setdefault((finding.kind, *finding.sources), []).append(finding.sentence)
+    return [
+        f"{kind}: {first}" + (f" {len(more)} more between the same lines of the source." if more else "")
+        for (kind, *_), (first, *more) in alike.items()
+    ]
+
+
 def _lines(outcome: Outcome, counts: dict[str, int], fill: str) -> list[str]:
-    found = [f"{finding.kind}: {finding.sentence}" for finding in outcome.findings]
+    found = _findings(outcome)
     if outcome.failure:
         return [f"failed: {outcome.failure}", *found]
     exact = "equal to numpy" if fill == "integer" else f"largest error {outcome.error:.1e} against numpy"
