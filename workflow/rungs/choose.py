@@ -107,7 +107,7 @@ def show(shapes: Sequence[Shape], sms: int | None) -> str:
         ]
         headers = ["rung", "variant", "waves", "K tiles", "cycles a K tile", "cycles"]
         parts.append(f"{experiment.describe(shape)}: take {rows[0][0]}\n\n{grid(headers, rows)}")
-        if experiment.values(experiment.variant(rows[0][0]))["VARIANT_SPLIT_K"] > 1:
+        if wgmma.shares_k(experiment.values(experiment.variant(rows[0][0]))):
             parts.append(f"{rows[0][0]}: {wgmma.CAUTION}")
     return "\n\n".join(parts)
 

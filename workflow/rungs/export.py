@@ -128,7 +128,7 @@ def _provenance(experiment: Experiment, variant: Variant, recorded: Path, shape:
         f"Levels: {levels}.",
         f"Source: kernels/{experiment.kernel} and the headers that it includes, hash {source_hash}.",
         *measurements(experiment, variant, recorded, shape),
-        *([wgmma.CAUTION] if experiment.values(variant)["VARIANT_SPLIT_K"] > 1 else []),
+        *([wgmma.CAUTION] if wgmma.shares_k(experiment.values(variant)) else []),
     ]
     # The compile line is one line, to be copied.
     return "\n".join([*map(_comment, paragraphs), f"// Compile: {compile_line(variant.name)}"])

@@ -152,8 +152,8 @@ def executed(instructions: Sequence[Instruction]) -> list[Instruction]:
     return [instructions[index] for index in sorted(reachable(instructions)) if not instructions[index].filler]
 
 
-def loops(instructions: Sequence[Instruction]) -> dict[int, int]:
-    """Index of each loop's head -> that of its last branch back.
+def main_loop(instructions: Sequence[Instruction]) -> list[Instruction]:
+    """The innermost back-edge span with most HMMA or HGMMA, fillers included; empty where no loop has any.
 
     A branch back is a back edge only if its target is passed on every way to it. ptxas puts the slow path of an mbarrier
     wait behind the end of the kernel, from where it jumps back into the middle of the loop: that is none.
@@ -164,12 +164,6 @@ def loops(instructions: Sequence[Instruction]) -> dict[int, int]:
         for head in instructions[index].targets:
             if head <= index and (head == index or index not in reachable(instructions, head)):
                 ends[head] = index
-    return ends
-
-
-def main_loop(instructions: Sequence[Instruction]) -> list[Instruction]:
-    """The innermost back-edge span with most HMMA or HGMMA, fillers included; empty where no loop has any."""
-    ends = loops(instructions)
     tensor = {head: sum(_is_tensor(i) for i in instructions[head : end + 1]) for head, end in ends.items()}
     spans = [(head, end) for head, end in ends.items() if tensor[head]]
     innermost = [

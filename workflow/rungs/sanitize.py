@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rungs import clock, launcher, measure, profile
+from rungs import clock, launcher, measure, profile, wgmma
 from rungs.binary import load_binary
 from rungs.emulator.device import small_problem
 from rungs.errors import Refused, RungsError
 from rungs.profile import CRASHED, NOT_RUN, PERMISSION, TIME_LIMIT
-from rungs.variants import GEMM, Experiment, Variant
+from rungs.variants import Experiment, Variant
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 FOUND = "found"
@@ -247,8 +247,8 @@ def sanitize(
         else:
             opened = sanitizer
             # Where CTAs wait for sums of others, racecheck beside other tools saw waits without an end (README, ladder H).
-            split = experiment.workload == GEMM and experiment.values(variant).get("VARIANT_SPLIT_K", 1) > 1
-            with clock.ending_signals(), ThreadPoolExecutor(1 if split else len(TOOLS)) as pool:
+            at_once = 1 if wgmma.shares_k(experiment.values(variant)) else len(TOOLS)
+            with clock.ending_signals(), ThreadPoolExecutor(at_once) as pool:
                 found = pool.map(lambda tool: check(opened, tool, argv, time_limit_s), TOOLS)
                 checked = dict(zip(TOOLS, found, strict=True))
     rows = []

@@ -29,6 +29,11 @@ def cluster_of(values: Mapping[str, int]) -> tuple[int, int, int]:
     return values["CLUSTER_TILES_M"], values["CLUSTER_TILES_N"], values["VARIANT_SPLIT_K"]
 
 
+def shares_k(values: Mapping[str, int]) -> bool:
+    """Whether several CTAs share the K of a tile, of any experiment's kernel."""
+    return values.get("VARIANT_SPLIT_K", 1) > 1
+
+
 def tiles(values: Mapping[str, int], problem: tuple[int, int, int]) -> int:
     """Tiles of C that are walked, the empty ones that fill up the last clusters too."""
     m, n, _ = problem

@@ -15,7 +15,7 @@ import numpy as np
 
 from rungs.emulator.alu import _view
 from rungs.emulator.loads import addresses_of, combination
-from rungs.emulator.memory import GLOBAL_BASE, REMOTE_BITS, words
+from rungs.emulator.memory import GLOBAL_BASE, from_mapa, words
 from rungs.emulator.parser import Address, Instruction
 from rungs.emulator.state import DTYPES, Array, Batch, Decoder, Mask, Step, Unit, items, remember, uniform
 from rungs.emulator.sync import Mbarrier, each_mbarrier, each_mbarrier_of_cluster, expect
@@ -326,7 +326,7 @@ def store_async(decoder: Decoder, ins: Instruction) -> Step:
         for barrier, part, owners in each_mbarrier_of_cluster(unit, barrier_slot, barrier_offset, mask, ins, True):
             issue = _issue(unit, part)
             found = issue.read(addresses_of(unit, unit.registers[slot], offset, part))
-            rank, addresses = (found >> REMOTE_BITS) - 1, found & ((1 << REMOTE_BITS) - 1)
+            rank, addresses = from_mapa(found)
             own, targets = batch.ranks[issue.ctas], (np.arange(batch.ctas) if owners is None else owners)[issue.ctas]
             elsewhere = np.where(rank < 0, own, rank) != batch.ranks[targets]
             if elsewhere.any():

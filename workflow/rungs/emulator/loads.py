@@ -10,7 +10,7 @@ import numpy as np
 
 from rungs.emulator import metrics
 from rungs.emulator.alu import _fit, _view, round_to_bf16, widen_bf16
-from rungs.emulator.memory import GLOBAL_BASE, PARAM_WINDOW, REMOTE_BITS, SHARED_WINDOW, words
+from rungs.emulator.memory import GLOBAL_BASE, PARAM_WINDOW, SHARED_WINDOW, from_mapa, words
 from rungs.emulator.parser import Instruction
 from rungs.emulator.state import DTYPES, LANES, Array, Decoder, Mask, Poll, Step, Unit, items, remember, uniform
 
@@ -165,7 +165,7 @@ def _load(decoder: Decoder, ins: Instruction) -> Step:
     def from_cluster(unit: Unit, mask: Mask) -> None:
         batch, everyone = unit.batch, unit.everyone(mask)
         found = np.broadcast_to(addresses_of(unit, unit.registers[slot], offset, mask), unit.shape)
-        rank, addresses = (found >> REMOTE_BITS) - 1, found & ((1 << REMOTE_BITS) - 1)
+        rank, addresses = from_mapa(found)
         if (rank >= batch.cluster).any():
             raise ins.error(f"names CTA {rank.max()} of a cluster, where 0 to {batch.cluster - 1} was expected")
         batch.shared.check(addresses, size, ins)

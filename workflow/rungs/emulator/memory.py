@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,11 @@ LAST_RANK = (1 << 32 - REMOTE_BITS) - 2
 POISON = 0xFF
 """Every float format reads 0xFF.. as NaN, so a value that nobody wrote spoils the result."""
 ALIGN = 256  # cudaMalloc's own
+
+
+def from_mapa(address: Any) -> tuple[Any, Any]:
+    """(rank, address there) of an address of mapa, or of an array of them; the rank is -1 for one of the CTA's own."""
+    return (address >> REMOTE_BITS) - 1, address & ((1 << REMOTE_BITS) - 1)
 
 
 def words(size: int) -> np.dtype:

@@ -10,7 +10,7 @@ import numpy as np
 
 from rungs.emulator.alu import pure
 from rungs.emulator.loads import addresses_of, land_part, nothing, whole_warps
-from rungs.emulator.memory import LAST_RANK, REMOTE_BITS
+from rungs.emulator.memory import LAST_RANK, REMOTE_BITS, from_mapa
 from rungs.emulator.parser import Address, Immediate, Instruction, Operand
 from rungs.emulator.state import DTYPES, EXIT, LANES, Array, Batch, Decoder, Mask, Step, Unit, items, uniform
 
@@ -318,7 +318,7 @@ def each_mbarrier_of_cluster(
         return
     batch = unit.batch
     for value, part in _by_value(unit, addresses_of(unit, unit.registers[slot], offset, mask), mask):
-        rank, address = (value >> REMOTE_BITS) - 1, value & ((1 << REMOTE_BITS) - 1)
+        rank, address = from_mapa(value)
         if rank >= batch.cluster:
             raise ins.error(f"names CTA {rank} of a cluster, where 0 to {batch.cluster - 1} was expected")
         owners = np.arange(batch.ctas) if rank < 0 else batch.peers(rank)
