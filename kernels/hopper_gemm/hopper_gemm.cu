@@ -2,13 +2,13 @@
 // row-major. Any M; N and K multiples of 8. What hangs over an edge of A, B or C is the copy engine's to fill with zeros and to
 // leave out.
 //
-// One tile of C is a CTA's work, `MULTIPLIERS` warpgroups of it multiply: together, each some rows of the tile, or (ping-pong)
-// each a whole tile, in turns.
+// A tile of C is a CTA's work, and `MULTIPLIERS` warpgroups multiply: together, or (ping-pong) each a whole tile, in turns.
 #include "../cluster.cuh"
 #include "../copy_engine.cuh"
 #include "../mma.cuh"
 #include "../swizzle.cuh"
 #include "../wgmma.cuh"
+#include "sums_through_l2.cuh"
 #include "tile_order.cuh"
 
 constexpr int BM = TILE_M, BN = TILE_N, BK = TILE_K;
@@ -18,10 +18,10 @@ constexpr bool PRODUCER = VARIANT_PRODUCER, PERSISTENT = VARIANT_PERSISTENT, PIN
 constexpr bool STAGED_C = VARIANT_C_SLOTS > 0, DEPENDENT = VARIANT_DEPENDENT, K_BY_N = VARIANT_B_LAYOUT == 0;
 constexpr int C_SLOTS = STAGED_C ? VARIANT_C_SLOTS : 1;  // of 64 x 64 elements, for each warpgroup that multiplies
 constexpr unsigned CLUSTER_M = CLUSTER_TILES_M, CLUSTER_N = CLUSTER_TILES_N;  // tiles of a cluster
-constexpr unsigned SPLIT = VARIANT_SPLIT_K;  // CTAs of a cluster that share the K of one tile
+constexpr unsigned SPLIT = VARIANT_SPLIT_K % 100;  // CTAs that share the K of a tile, of a cluster or (THROUGH_L2) of several
 constexpr unsigned PLANE = CLUSTER_M * CLUSTER_N;  // CTAs of a cluster that have the same share of K
-constexpr unsigned CLUSTER = PLANE * SPLIT;
-constexpr bool MULTICAST = PLANE > 1;
+constexpr bool THROUGH_L2 = VARIANT_SPLIT_K > 100, MULTICAST = PLANE > 1;
+constexpr unsigned CLUSTER = PLANE * (THROUGH_L2 ? 1 : SPLIT);
 constexpr unsigned SHARERS = CLUSTER_M + CLUSTER_N - 1;  // CTAs of a cluster that load into this one, itself among them
 constexpr Order ORDER = Order(VARIANT_ORDER);
 
@@ -33,7 +33,7 @@ constexpr int A_BYTES = BM * BK * 2, B_BYTES = BN * BK * 2, C_SLOT_BYTES = 64 * 
 // Where CTAs share the K of a tile, each adds up some chunks of 8 columns of it: those from `first_chunk` of its rank on.
 constexpr unsigned CHUNKS = BN / 8, MOST_CHUNKS = (CHUNKS + SPLIT - 1) / SPLIT;
 __device__ constexpr unsigned first_chunk(unsigned rank_k) { return rank_k * CHUNKS / SPLIT; }
-
+using Sums = TileSums<SPLIT, MOST_CHUNKS, ROW_BLOCKS, MULTIPLIERS * GROUP>;
 static_assert(BK == 64, "a row of a K-major tile is the 128 bytes of one swizzled row");
 static_assert(ROWS % 64 == 0 && ROWS >= 64, "wgmma multiplies 64 rows at a time");
 static_assert(MULTIPLIERS <= 2, "the registers are shared out between a producer and two warpgroups");
@@ -66,10 +66,10 @@ struct alignas(1024) Stage {
 struct alignas(1024) Shared {
   Stage stage[STAGES];
   unsigned char c[MULTIPLIERS][C_SLOTS][STAGED_C ? C_SLOT_BYTES : 0];
-  float4 sums[SPLIT - 1][MOST_CHUNKS][ROW_BLOCKS][MULTIPLIERS * GROUP];  // of the other CTAs of a split tile, by thread
+  float4 sums[THROUGH_L2 ? 0 : SPLIT - 1][MOST_CHUNKS][ROW_BLOCKS][MULTIPLIERS * GROUP];  // of the other CTAs, by thread
   unsigned long long full[STAGES];   // a K tile has landed
   unsigned long long empty[STAGES];  // every warp that multiplies it has read it, here and in the CTAs that share it
-  unsigned long long received[SPLIT > 1];  // the sums of the other CTAs are here
+  unsigned long long received[SPLIT > 1 && !THROUGH_L2];  // the sums of the other CTAs are here
 };
 
 // Named barriers: 0 is __syncthreads.
@@ -79,14 +79,14 @@ struct HopperGemm {
   Shared& shared;
   const ptx::TensorMap &a, &b, &c_map;
   ptx::u32* const c;
-  const unsigned m, n, k;
+  const unsigned m, n, k; Workspace* const workspace = nullptr;
   const unsigned lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   const unsigned group = warp / GROUP_WARPS;  // the last one loads, where there is a producer
   const unsigned rank = CLUSTER > 1 ? ptx::cluster_ctarank() : 0;
-  const unsigned rank_k = SPLIT > 1 ? rank / PLANE : 0, first_rank = rank_k * PLANE;  // of those with this share of K
+  const unsigned rank_k = SPLIT > 1 ? rank / PLANE + THROUGH_L2 * (blockIdx.x / PLANE % SPLIT) : 0, first_rank = THROUGH_L2 ? 0 : rank_k * PLANE;
   const unsigned rank_m = MULTICAST ? rank % CLUSTER_M : 0, rank_n = MULTICAST ? rank % PLANE / CLUSTER_M : 0;
   const unsigned rows = (m + BM * CLUSTER_M - 1) / (BM * CLUSTER_M), columns = (n + BN * CLUSTER_N - 1) / (BN * CLUSTER_N);
-  const unsigned first_tile = blockIdx.x / CLUSTER, tile_step = gridDim.x / CLUSTER;
+  const unsigned first_tile = blockIdx.x / (PLANE * SPLIT), tile_step = gridDim.x / (PLANE * SPLIT);
   unsigned m0 = 0, n0 = 0;             // of the tile in C
   unsigned first_k = 0, k_tiles = 0;   // of this CTA
   Place at = {};
@@ -105,7 +105,7 @@ struct HopperGemm {
           ptx::mbarrier_init(ptx::shared_address(&shared.empty[s]),
                              (PINGPONG ? 1 : MULTIPLIERS) * GROUP_WARPS * SHARERS);
       }
-      if constexpr (SPLIT > 1) {
+      if constexpr (SPLIT > 1 && !THROUGH_L2) {
         const unsigned received = ptx::shared_address(shared.received);
         ptx::mbarrier_init(received, 1);
         ptx::mbarrier_arrive_expect_tx(received, (first_chunk(rank_k + 1) - first_chunk(rank_k)) * (SPLIT - 1) *
@@ -232,7 +232,7 @@ struct HopperGemm {
       // The barriers of the ring tell odd rounds from even ones and no more: a warpgroup waits at them in its turn alone.
       if constexpr (PINGPONG) ptx::bar_sync(TURN + group, 2 * GROUP);
       multiply(acc, tile);
-      if constexpr (SPLIT > 1)
+      if constexpr (THROUGH_L2) store_through_l2(acc); else if constexpr (SPLIT > 1)
         store_split(acc);
       else if constexpr (STAGED_C)
         store_staged(acc);
@@ -423,7 +423,7 @@ struct HopperGemm {
         store_direct(acc, first_chunk(to), first_chunk(to + 1));
       }
   }
-
+  __device__ __forceinline__ void store_through_l2(float (&acc)[ROW_BLOCKS][BN / 2]);  // below
   // Where CTA `to` receives what the CTA with share `of` of K sends it: it sends itself nothing.
   __device__ __forceinline__ static unsigned slot(unsigned of, unsigned to) { return of < to ? of : of - 1; }
 };
@@ -432,7 +432,47 @@ struct HopperGemm {
 // warpgroup that multiplies and for the producer; dynamic shared memory >= sizeof(Shared); C is M x N row-major bf16.
 extern "C" __global__ void __launch_bounds__(GROUP * (MULTIPLIERS + PRODUCER), CTAS_PER_SM)
     hopper_gemm(const __grid_constant__ ptx::TensorMap a, const __grid_constant__ ptx::TensorMap b,
-                const __grid_constant__ ptx::TensorMap c_map, ptx::u32* c, unsigned m, unsigned n, unsigned k) {
+                const __grid_constant__ ptx::TensorMap c_map, ptx::u32* c, unsigned m, unsigned n, unsigned k WORKSPACE_PARAMETER) {
   extern __shared__ __align__(1024) unsigned char bytes[];
-  HopperGemm{*reinterpret_cast<Shared*>(bytes), a, b, c_map, c, m, n, k}.run();
+  HopperGemm{*reinterpret_cast<Shared*>(bytes), a, b, c_map, c, m, n, k WORKSPACE_ARGUMENT}.run();
+}
+
+// As store_split, but for the way that the sums take.
+static_assert(!THROUGH_L2 || CHUNKS % SPLIT == 0, "each CTA adds up as many columns as the others");
+__device__ __forceinline__ void HopperGemm::store_through_l2(float (&acc)[ROW_BLOCKS][BN / 2]) {
+  const unsigned tile = first_tile * PLANE + rank, tiles = gridDim.x / SPLIT;
+  auto& sums = reinterpret_cast<Sums*>(workspace + COUNTERS * tiles)[tile].sums;
+#pragma unroll
+  for (unsigned chunk = 0; chunk < MOST_CHUNKS; ++chunk)
+#pragma unroll
+    for (unsigned to = 0; to < SPLIT; ++to)
+      if (to != rank_k)
+#pragma unroll
+        for (int i = 0; i < ROW_BLOCKS; ++i) {
+          const float* own = &acc[i][4 * (first_chunk(to) + chunk)];
+          ptx::st_global_v4_f32(&sums[to][slot(rank_k, to)][chunk][i][threadIdx.x], own[0], own[1], own[2], own[3]);
+        }
+  __syncwarp();
+  if (lane == 0) meet_through_l2(&workspace[COUNTERS * tile + warp], rank_k == 0, SPLIT);
+  __syncwarp();
+#pragma unroll
+  for (unsigned to = 0; to < SPLIT; ++to)
+    if (to == rank_k) {
+#pragma unroll
+      for (unsigned chunk = 0; chunk < MOST_CHUNKS; ++chunk)
+#pragma unroll
+        for (int i = 0; i < ROW_BLOCKS; ++i) {
+          float* own = &acc[i][4 * (first_chunk(to) + chunk)];
+          float sum[4] = {};
+#pragma unroll
+          for (unsigned of = 0; of < SPLIT; ++of) {
+            const uint4 sent = of == to ? uint4{} : ptx::ld_global_v4(&sums[to][slot(of, to)][chunk][i][threadIdx.x]);
+            sum[0] += of == to ? own[0] : __uint_as_float(sent.x), sum[1] += of == to ? own[1] : __uint_as_float(sent.y);
+            sum[2] += of == to ? own[2] : __uint_as_float(sent.z), sum[3] += of == to ? own[3] : __uint_as_float(sent.w);
+          }
+#pragma unroll
+          for (int v = 0; v < 4; ++v) own[v] = sum[v];
+        }
+      store_direct(acc, first_chunk(to), first_chunk(to + 1));
+    }
 }

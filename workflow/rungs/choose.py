@@ -17,7 +17,7 @@ from rungs import wgmma
 from rungs.errors import Refused, RungsError
 from rungs.plan import BF16_BYTES
 from rungs.tables import Row, Shape, Source, _marked, grid, table
-from rungs.variants import Device, Experiment, Variant, load_device, load_experiment
+from rungs.variants import Device, Experiment, Variant, ctas_along_k, load_device, load_experiment
 
 ARCH = "sm_90a"
 EXPERIMENT = "hopper_gemm"
@@ -49,8 +49,8 @@ def estimate(experiment: Experiment, rung: str, shape: Shape, device: Device, sm
     variant = experiment.variant(rung)
     plans.check_problem(experiment, variant, shape)
     values, k = experiment.values(variant), shape[2]
-    along_m, along_n, split = wgmma.cluster_of(values)
-    cluster = along_m * along_n * split
+    along_m, along_n, of_cluster = wgmma.cluster_of(values)
+    cluster, split = along_m * along_n * of_cluster, ctas_along_k(values)
     at_once = min(sms or device.sms, rule["sms_in_clusters"].get(cluster, sms or device.sms)) // cluster * cluster
     if not at_once:
         raise Refused(f"{rung} has clusters of {cluster} CTAs, more than the GPU's SMs: choose a larger GPU.")
@@ -107,8 +107,6 @@ def show(shapes: Sequence[Shape], sms: int | None) -> str:
         ]
         headers = ["rung", "variant", "waves", "K tiles", "cycles a K tile", "cycles"]
         parts.append(f"{experiment.describe(shape)}: take {rows[0][0]}\n\n{grid(headers, rows)}")
-        if wgmma.shares_k(experiment.values(experiment.variant(rows[0][0]))):
-            parts.append(f"{rows[0][0]}: {wgmma.CAUTION}")
     return "\n\n".join(parts)
 
 

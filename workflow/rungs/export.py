@@ -17,13 +17,14 @@ from string import Template
 from rungs import build, provenance, schemas, wgmma
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT, whole
-from rungs.plan import BF16_BYTES, LARGEST_EXTENT, Plan, TensorMap, plan
+from rungs.plan import BF16_BYTES, LARGEST_EXTENT, Plan, TensorMap, Workspace, plan
 from rungs.variants import (
     GEMM,
     WGMMA,
     Device,
     Experiment,
     Variant,
+    ctas_along_k,
     load_device,
     load_experiment,
     readable_experiments,
@@ -128,7 +129,6 @@ def _provenance(experiment: Experiment, variant: Variant, recorded: Path, shape:
         f"Levels: {levels}.",
         f"Source: kernels/{experiment.kernel} and the headers that it includes, hash {source_hash}.",
         *measurements(experiment, variant, recorded, shape),
-        *([wgmma.CAUTION] if wgmma.shares_k(experiment.values(variant)) else []),
     ]
     # The compile line is one line, to be copied.
     return "\n".join([*map(_comment, paragraphs), f"// Compile: {compile_line(variant.name)}"])
@@ -265,6 +265,8 @@ def _launcher_words(experiment: Experiment, variant: Variant, device: Device, pr
             arguments.append(f"&to_{names[parameter[0]]}")
         elif isinstance(parameter, tuple) and parameter[1] == 4 and parameter[0] in letters:
             arguments.append(f"&extent_{letters[parameter[0]]}")
+        elif isinstance(parameter, Workspace):
+            arguments.append("&workspace")
         else:
             raise _unknown_plan(variant, f"parameter {parameter}")
     major, minor = device.capability.split(".")
@@ -295,7 +297,7 @@ def _plan_words(experiment: Experiment, variant: Variant, device: Device, probed
     """What stands in the header's `plan`."""
     values = experiment.values(variant)
     along_m, along_n, _ = wgmma.cluster_of(values)
-    cluster = probed.cluster[0]
+    cluster, together = probed.cluster[0], probed.together
     if (probed.grid[1:], probed.block[1:], probed.cluster[1:]) != ((1, 1),) * 3:
         raise _unknown_plan(variant, "a grid, a block or a cluster of more than one dimension")
     maps = {}
@@ -306,7 +308,7 @@ def _plan_words(experiment: Experiment, variant: Variant, device: Device, probed
         maps[name] = found[0]
     resident = f"sms * {device.pinned(experiment.name)}" if device.pinned(experiment.name) > 1 else "sms"
     grid = [
-        f"plan.grid = ceil_div(m, {values['TILE_M'] * along_m}) * ceil_div(n, {values['TILE_N'] * along_n}) * {cluster};"
+        f"plan.grid = ceil_div(m, {values['TILE_M'] * along_m}) * ceil_div(n, {values['TILE_N'] * along_n}) * {together};"
     ]
     if values["VARIANT_PERSISTENT"]:
         grid += [
@@ -322,12 +324,27 @@ def _plan_words(experiment: Experiment, variant: Variant, device: Device, probed
         "dependent": str(probed.dependent).lower(),
         "maps": "\n  ".join(f"plan.{name} = {_map_words(variant, found)};" for name, found in maps.items()),
         "sms_unused": "" if values["VARIANT_PERSISTENT"] else "  (void)sms;\n",
+        **_workspace_words(values, [p for p in probed.params if isinstance(p, Workspace)]),
         "b_shape": "N x K" if values["VARIANT_B_LAYOUT"] == 1 else "K x N",
         "largest": str(LARGEST_EXTENT),
         "capability": device.capability,
         "title": device.title,
         "stream_words": _comment(STREAM_WORDS[probed.dependent], hanging=""),
     }
+
+
+def _workspace_words(values: Mapping[str, int], found: Sequence[Workspace]) -> dict[str, str]:
+    """What stands in header, launcher and example where the kernel has a workspace; nothing where it has none."""
+    if not found:
+        return dict.fromkeys((*WORKSPACE, "workspace_plan"), "")
+    split = ctas_along_k(values)
+    [probed], tiles = found, wgmma.tiles(values, PROBE)
+    zeros, whole_tile = probed.zeros // tiles, probed.bytes // tiles
+    plan = (
+        f"\n  plan.workspace_zeros = {zeros}ull * (plan.grid / {split});"
+        f"\n  plan.workspace_bytes = {whole_tile}ull * (plan.grid / {split});"
+    )
+    return {**WORKSPACE, "workspace_plan": plan}
 
 
 def refusals(experiment: Experiment, variant: Variant) -> list[tuple[str, str]]:
@@ -369,6 +386,27 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
 
 
+WORKSPACE = {
+    "workspace_words": """
+// workspace: global memory of the launch's own, a multiple of 16 bytes as address: `workspace_bytes` of the plan below, of which the
+// first `workspace_zeros` are zeros before its first launch with this shape. From then on it is the kernel's. No two launches that
+// can be under way at once may share it.""",
+    "workspace_parameter": "void* workspace, ",
+    "workspace_fields": """
+  unsigned long long workspace_bytes, workspace_zeros;""",
+    "workspace_aligned": " || !aligned(workspace)",
+    "workspace_example": """
+  int device, sms;
+  CHECK(cudaGetDevice(&device));
+  CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
+  const auto plan = rungs::${name}_plan::plan(m, n, k, sms);
+  void* workspace;
+  CHECK(cudaMalloc(&workspace, plan.workspace_bytes));
+  CHECK(cudaMemset(workspace, 0, plan.workspace_zeros));""",
+    "workspace_argument": ", workspace",
+}
+"""The words of the templates that a workspace adds."""
+
 STREAM_WORDS: Sequence[str] = (
     "stream: the launch is ordered in it like any other, and can be captured into a graph.",
     "stream: the launch is ordered in it like any other, and can be captured into a graph. It has the attribute of programmatic"
@@ -390,7 +428,7 @@ namespace rungs {
 //
 // a, b, c: addresses on the device, multiples of 16 bytes. A is M x K, B $b_shape, C M x N, each row-major without gaps. C
 // is written whole and must overlap neither A nor B.
-// m, n, k: any M, and N and K that are multiples of 8; each from 1 to $largest.
+// m, n, k: any M, and N and K that are multiples of 8; each from 1 to $largest.$workspace_words
 $stream_words
 //
 // Returns cudaSuccess once the launch is enqueued; what goes wrong on the device later a later call of CUDA returns. Else:
@@ -401,7 +439,7 @@ $stream_words
 // May be called from several threads, and on several devices. The host does not wait for the device.
 cudaError_t $name(
     const __nv_bfloat16* a, const __nv_bfloat16* b, __nv_bfloat16* c, long long m, long long n, long long k,
-    cudaStream_t stream = nullptr);
+    ${workspace_parameter}cudaStream_t stream = nullptr);
 
 // The launch of that call as plain numbers; needs no GPU.
 namespace ${name}_plan {
@@ -416,7 +454,7 @@ struct Plan {
   const char* refusal;  // where there is one, the rest is zeros
   unsigned grid, block, cluster, smem_bytes;
   bool dependent;  // programmatic stream serialization
-  TensorMap a, b, c;
+  TensorMap a, b, c;$workspace_fields
 };
 
 inline unsigned ceil_div(long long extent, unsigned tile) { return static_cast<unsigned>((extent + tile - 1) / tile); }
@@ -438,7 +476,7 @@ $sms_unused  $grid
   plan.cluster = $cluster;
   plan.smem_bytes = $smem;
   plan.dependent = $dependent;
-  $maps
+  $maps$workspace_plan
   return plan;
 }
 
@@ -535,10 +573,10 @@ static bool aligned(const void* address) { return address && reinterpret_cast<un
 
 cudaError_t $name(
     const __nv_bfloat16* a, const __nv_bfloat16* b, __nv_bfloat16* c, long long m, long long n, long long k,
-    cudaStream_t stream) {
+    ${workspace_parameter}cudaStream_t stream) {
   using namespace ${name}_launch;
   if (${name}_plan::refusal(m, n, k)) return cudaErrorInvalidValue;
-  if (!aligned(a) || !aligned(b) || !aligned(c)) return cudaErrorInvalidValue;
+  if (!aligned(a) || !aligned(b) || !aligned(c)$workspace_aligned) return cudaErrorInvalidValue;
   Device device = {};
   if (cudaError_t error = current_device(device)) return error;
   const Plan plan = ${name}_plan::plan(m, n, k, device.sms);
@@ -602,13 +640,13 @@ int main(int count, char** words) {
   CHECK(cudaMalloc(&on_c, c.size() * 2));
   CHECK(cudaMemcpy(on_a, a.data(), a.size() * 2, cudaMemcpyHostToDevice));
   CHECK(cudaMemcpy(on_b, b.data(), b.size() * 2, cudaMemcpyHostToDevice));
-  CHECK(cudaMemset(on_c, 0xFF, c.size() * 2));  // NaN: what is not written is wrong
+  CHECK(cudaMemset(on_c, 0xFF, c.size() * 2));  // NaN: what is not written is wrong$workspace_example
   cudaEvent_t begin, end;
   CHECK(cudaEventCreate(&begin));
   CHECK(cudaEventCreate(&end));
   for (int run = -3; run < runs; ++run) {  // three to warm up
     if (run == 0) CHECK(cudaEventRecord(begin));
-    CHECK(rungs::$name(on_a, on_b, on_c, m, n, k));
+    CHECK(rungs::$name(on_a, on_b, on_c, m, n, k$workspace_argument));
   }
   CHECK(cudaEventRecord(end));
   CHECK(cudaMemcpy(c.data(), on_c, c.size() * 2, cudaMemcpyDeviceToHost));

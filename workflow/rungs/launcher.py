@@ -86,16 +86,19 @@ def allow_shared_memory(
 def prepare(function: Any, plan: plans.Plan, name: str) -> Callable[[int], None]:
     """A function that launches the plan on a stream (its handle). The kernel's parameters are marshalled once, here.
 
-    A tensor map in global memory is copied there now, and freed with the function.
+    A tensor map in global memory is copied there now, a workspace allocated: both are freed with the function.
     """
     values: list[Any] = []
-    copies: list[int] = []
+    held: list[int] = []
     for parameter in plan.params:
         if isinstance(parameter, plans.TensorMap):
             values.append(encode(parameter, name))
         elif isinstance(parameter, plans.InGlobal):
-            copies.append(to_global(encode(parameter.tensor_map, name), name))
-            values.append(ctypes.c_uint64(copies[-1]))
+            held.append(to_global(encode(parameter.tensor_map, name), name))
+            values.append(ctypes.c_uint64(held[-1]))
+        elif isinstance(parameter, plans.Workspace):
+            held.append(to_workspace(parameter, name))
+            values.append(ctypes.c_uint64(held[-1]))
         else:
             value, size = parameter
             values.append((ctypes.c_uint64 if size == 8 else ctypes.c_uint32)(value))
@@ -109,8 +112,8 @@ def prepare(function: Any, plan: plans.Plan, name: str) -> Callable[[int], None]
         config.hStream = stream
         check(driver.cuLaunchKernelEx(config, function, address, 0), f"Launching {name}")
 
-    for copy in copies:
-        weakref.finalize(launch, _free, copy).atexit = False  # the context goes with the process
+    for taken in held:
+        weakref.finalize(launch, _free, taken).atexit = False  # the context goes with the process
     return launch
 
 
@@ -173,6 +176,13 @@ def to_global(tensor_map: Any, name: str) -> int:
     """The address of a copy in global memory of an encoded tensor map. The caller frees it."""
     address = int(check(driver.cuMemAlloc(128), f"Allocating the tensor map of {name}"))
     check(driver.cuMemcpyHtoD(address, tensor_map.getPtr(), 128), f"Copying the tensor map of {name}")
+    return address
+
+
+def to_workspace(workspace: plans.Workspace, name: str) -> int:
+    """The address of a workspace, as it is before the first launch. The caller frees it."""
+    address = int(check(driver.cuMemAlloc(workspace.bytes), f"Allocating {workspace.bytes} bytes for the sums of {name}"))
+    check(driver.cuMemsetD8(address, 0, workspace.zeros), f"Clearing the counters of {name}")
     return address
 
 

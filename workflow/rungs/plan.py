@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -41,10 +42,20 @@ class InGlobal:
 
 
 @dataclass(frozen=True)
+class Workspace:
+    """Global memory of the launch's own, whose first bytes are zeros before it is launched first; from then on it is the kernel's."""
+
+    bytes: int
+    zeros: int
+
+
+@dataclass(frozen=True)
 class Plan:
-    """One launch. `params` are the kernel's in order: an int pair (value, bytes), a TensorMap passed by value or one InGlobal.
+    """One launch. `params` are the kernel's in order: an int pair (value, bytes), a TensorMap passed by value or one InGlobal, or the
+    address of a Workspace.
 
     `dependent`: it may begin before the launch ahead of it in the stream has ended, for whose end the kernel itself waits.
+    `sharers`: clusters in a row whose CTAs wait for each other.
     """
 
     entry: str
@@ -52,8 +63,14 @@ class Plan:
     block: tuple[int, int, int]
     cluster: tuple[int, int, int]
     smem_bytes: int
-    params: tuple[tuple[int, int] | TensorMap | InGlobal, ...]
+    params: tuple[tuple[int, int] | TensorMap | InGlobal | Workspace, ...]
     dependent: bool = False
+    sharers: int = 1
+
+    @property
+    def together(self) -> int:
+        """CTAs in a row that wait for each other, and for no others: those of a cluster, or of several."""
+        return math.prod(self.cluster) * self.sharers
 
 
 def plan(

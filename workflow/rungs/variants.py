@@ -29,6 +29,8 @@ PLANNED = {
     ),
 }
 """What a GEMM multiplies with -> macros that the plan of its launch reads too."""
+THROUGH_L2 = 100
+"""Added to the CTAs along K of `VARIANT_SPLIT_K` where these are of several clusters, and their sums meet in L2."""
 POSITIVE = re.compile(r"(TILE|WARP|RASTER)_|WARPGROUPS|CLUSTER_TILES|VARIANT_SPLIT_K")
 """Macros that are sizes or counts: a kernel or its plan divides by them."""
 NO_AXIS = ("only", "experiment", "rung", "m", "n", "k")
@@ -545,6 +547,11 @@ def _check_bridge(experiment: Experiment) -> None:
         )
 
 
+def ctas_along_k(values: Mapping[str, int]) -> int:
+    """How many CTAs share the K of a tile, of any experiment's kernel: 1 where each has all of it."""
+    return values.get("VARIANT_SPLIT_K", 1) % THROUGH_L2
+
+
 def _check_choice(experiment: Experiment) -> None:
     """The rungs that the rule chooses from are rungs that multiply by wgmma, and what their clusters cost is said where they cost it."""
     if not experiment.choice:
@@ -559,7 +566,7 @@ def _check_choice(experiment: Experiment) -> None:
             )
     for rung, known in experiment.choice["rungs"].items():
         _check_rung(experiment, rung, "choice names")
-        shared = experiment.values(experiment.variant(rung))["VARIANT_SPLIT_K"] > 1
+        shared = ctas_along_k(experiment.values(experiment.variant(rung))) > 1
         if shared != ("split" in known):
             raise RungsError(
                 f"{where}.rungs.{rung} {'needs' if shared else 'has'} `split`, the cycles in which CTAs that share a tile's K exchange"

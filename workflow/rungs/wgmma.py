@@ -10,28 +10,26 @@ from collections.abc import Mapping
 
 from rungs import plan as plans
 from rungs.errors import Refused
-from rungs.plan import BF16_BYTES, Plan, TensorMap
-from rungs.variants import Device, Experiment, Variant
+from rungs.plan import BF16_BYTES, Plan, TensorMap, Workspace
+from rungs.variants import THROUGH_L2, Device, Experiment, Variant, ctas_along_k
 
 GROUP_THREADS = 128
 C_SLOT = 64
 """Rows and columns of C that pass through shared memory at once."""
 SPAN = "128B"
-CAUTION = (
-    "CTAs that share the K of a tile wait for each other's sums. Beside other tools on the GPU, racecheck saw such waits that did not"
-    " end, and whether that is the tool's doing is open: do not let this kernel share a GPU with other processes."
-)
-"""What a user of a kernel with `VARIANT_SPLIT_K` above 1 is told: README, ladder H."""
+COUNTERS_BYTES = 128
+"""Of a tile whose sums go through L2: one of 4 bytes for each of its warps."""
 
 
 def cluster_of(values: Mapping[str, int]) -> tuple[int, int, int]:
     """CTAs of a cluster along M, along N and along K of a tile."""
-    return values["CLUSTER_TILES_M"], values["CLUSTER_TILES_N"], values["VARIANT_SPLIT_K"]
+    split = 1 if sums_through_l2(values) else ctas_along_k(values)
+    return values["CLUSTER_TILES_M"], values["CLUSTER_TILES_N"], split
 
 
-def shares_k(values: Mapping[str, int]) -> bool:
-    """Whether several CTAs share the K of a tile, of any experiment's kernel."""
-    return values.get("VARIANT_SPLIT_K", 1) > 1
+def sums_through_l2(values: Mapping[str, int]) -> bool:
+    """Whether CTAs of several clusters share the K of a tile."""
+    return values["VARIANT_SPLIT_K"] > THROUGH_L2
 
 
 def tiles(values: Mapping[str, int], problem: tuple[int, int, int]) -> int:
@@ -49,15 +47,25 @@ def threads(values: Mapping[str, int]) -> int:
 
 def smem_need(values: Mapping[str, int]) -> int:
     """Bytes of shared memory: the ring of stages, the slots of C of each warpgroup, two 8-byte mbarriers for each stage, and where
-    K is split what the other CTAs send of the columns that this one adds up, 8 at a time, with an mbarrier.
+    a cluster shares K what the other CTAs send of the columns that this one adds up, 8 at a time, with an mbarrier.
     """
     stage = (values["TILE_M"] + values["TILE_N"]) * values["TILE_K"] * BF16_BYTES
     slots = values["WARPGROUPS"] * values["VARIANT_C_SLOTS"] * C_SLOT * C_SLOT * BF16_BYTES
-    split = values["VARIANT_SPLIT_K"]
+    split = cluster_of(values)[2]
     columns = 8 * -(-values["TILE_N"] // 8 // split)
     sums = (split - 1) * values["TILE_M"] * columns * 4 + 8 * (split > 1)
     whole = values["VARIANT_STAGES"] * (stage + 16) + slots + sums
     return -(-whole // 1024) * 1024  # the image is aligned to the swizzle's pattern
+
+
+def workspace(values: Mapping[str, int], problem: tuple[int, int, int]) -> list[Workspace]:
+    """The global memory in which the CTAs of a tile leave their sums, none where no sums go through L2: 128 bytes of counters for each
+    tile, and for each what its CTAs send each other, which is the tile in float32 for all of them but one.
+    """
+    if not sums_through_l2(values):
+        return []
+    sent = (ctas_along_k(values) - 1) * values["TILE_M"] * values["TILE_N"] * 4
+    return [Workspace(tiles(values, problem) * (COUNTERS_BYTES + sent), tiles(values, problem) * COUNTERS_BYTES)]
 
 
 def check(experiment: Experiment, variant: Variant, problem: tuple[int, int, int]) -> None:
@@ -85,7 +93,7 @@ def plan(
     addresses: Mapping[str, int],
     sms: int | None = None,
 ) -> Plan:
-    """As `plan.plan`: the maps of A, B and C, then C's address and M, N, K. Raises Refused as it does."""
+    """As `plan.plan`: the maps of A, B and C, then C's address, M, N, K and the workspace. Raises Refused as it does."""
     check(experiment, variant, problem)
     m, n, k = problem
     values = experiment.values(variant)
@@ -100,7 +108,7 @@ def plan(
     for name, tensor_map in (("A", a), ("B", b), ("C", c)):
         plans.check_tensor_map(tensor_map, f"{variant.name}, {name}")
     cluster = along_m * along_n * split
-    ctas = tiles(values, problem) * split
+    ctas = tiles(values, problem) * ctas_along_k(values)
     if values["VARIANT_PERSISTENT"]:
         ctas = min(ctas, max((sms or device.sms) * device.pinned(experiment.name) // cluster, 1) * cluster)
     return Plan(
@@ -109,6 +117,7 @@ def plan(
         block=(threads(values), 1, 1),
         cluster=(cluster, 1, 1),
         smem_bytes=plans.smem_bytes(experiment, variant, device),
-        params=(a, b, c, (addresses["c"], 8), (m, 4), (n, 4), (k, 4)),
+        params=(a, b, c, (addresses["c"], 8), (m, 4), (n, 4), (k, 4), *workspace(values, problem)),
         dependent=bool(values["VARIANT_DEPENDENT"]),
+        sharers=ctas_along_k(values) // split,
     )

@@ -14,7 +14,7 @@ from rungs.emulator.problem import Outcome
 from rungs.errors import Refused, RungsError
 from rungs.files import sha256_file, sha256_json
 from rungs.plan import check_point
-from rungs.variants import GEMM, Experiment, Variant, load_device
+from rungs.variants import GEMM, Experiment, Variant, ctas_along_k, load_device
 
 Shape = tuple[int, ...]
 SCHEDULES = {"cta": "check in lockstep", "ascending": "check warp by warp"}
@@ -121,7 +121,7 @@ def small_problem(experiment: Experiment, variant: Variant, arch: str) -> tuple[
     shape = (
         values["TILE_M"] * (2 if several else 1),
         values["TILE_N"] * 2 * turns,
-        values["TILE_K"] * (values["VARIANT_STAGES"] + 2) * values.get("VARIANT_SPLIT_K", 1),
+        values["TILE_K"] * (values["VARIANT_STAGES"] + 2) * ctas_along_k(values),
     )
     return shape, max(1, 2 // load_device(arch).pinned(experiment.name)) if several else None
 

@@ -14,7 +14,7 @@ from rungs.emulator.metrics import Tally
 from rungs.emulator.parser import EmulationError, Instruction, Kernel
 from rungs.emulator.race import Detector
 from rungs.emulator.state import LANES, Batch, Finding
-from rungs.plan import InGlobal, Plan, TensorMap, check_tensor_map
+from rungs.plan import InGlobal, Plan, TensorMap, Workspace, check_tensor_map
 from rungs.variants import load_device
 
 Array = np.ndarray
@@ -94,16 +94,17 @@ def run(
     wanted = list(range(grid)) if ctas is None else sorted(set(ctas))
     if not wanted or not 0 <= wanted[0] <= wanted[-1] < grid:
         raise EmulationError(f"The launch has CTAs 0 to {grid - 1}, not {wanted[-1] if wanted else 'none'}.")
-    cluster = plan.cluster[0]
+    cluster, together = plan.cluster[0], plan.together
     if wanted != [
-        cta for first in sorted({cta // cluster * cluster for cta in wanted}) for cta in range(first, first + cluster)
+        cta for first in sorted({cta // together * together for cta in wanted}) for cta in range(first, first + together)
     ]:
-        raise EmulationError(f"CTAs of a cluster run together: ask for whole clusters of {cluster}.")
+        who, what = ("of a cluster", "clusters") if together == cluster else ("that wait for each other", "groups")
+        raise EmulationError(f"CTAs {who} run together: ask for whole {what} of {together}.")
     result = Result(Counts(wanted))
     parts = []
-    size = max(RACE_BATCH if race else BATCH, cluster) // cluster * cluster
-    if any(loads.polls(ins) for ins in kernel.code):
-        size = len(wanted)  # CTAs that wait for each other run together
+    size = max(RACE_BATCH if race else BATCH, together) // together * together
+    if plan.sharers == 1 and any(loads.polls(ins) for ins in kernel.code):
+        size = len(wanted)  # who waits for whom is not said
     for first in range(0, len(wanted), size):
         ids = np.array(wanted[first : first + size])
         x, y, _ = plan.grid
@@ -135,13 +136,21 @@ def run(
 
 
 def _locate(plan: Plan, memory: GlobalMemory) -> tuple[Plan, dict[int, TensorMap]]:
-    """The plan with an address for each tensor map in global memory, and the maps by it. Nobody but the copy engine reads them."""
+    """The plan with an address for each tensor map in global memory and each workspace, and the maps by theirs, which nobody but the copy
+    engine reads. What is not zeros of a workspace is poisoned.
+    """
     params, maps = list(plan.params), {}
     for position, given in enumerate(params):
         if isinstance(given, InGlobal):
             check_tensor_map(given.tensor_map, f"Parameter {position} of {plan.entry}")
             address = memory.reserve(f"tensor map of parameter {position}", (128,), np.uint8)
             maps[address], params[position] = given.tensor_map, (address, 8)
+        elif isinstance(given, Workspace):
+            name = f"workspace of parameter {position}"
+            address = memory.reserve(name, (given.bytes,), np.uint8)
+            memory[name][: given.zeros] = 0
+            memory.region(name).written[: given.zeros] = True  # type: ignore[index]
+            params[position] = address, 8
     return replace(plan, params=tuple(params)), maps
 
 
@@ -176,7 +185,7 @@ def check_launch(kernel: Kernel, plan: Plan) -> tuple[bytes, dict[int, TensorMap
     raw = bytearray(kernel.params[-1].offset + kernel.params[-1].size if kernel.params else 0)
     maps = {}
     for position, (given, declared) in enumerate(zip(plan.params, kernel.params, strict=True)):
-        assert not isinstance(given, InGlobal)  # they have their addresses by now
+        assert not isinstance(given, InGlobal | Workspace)  # they have their addresses by now
         given_size = 128 if isinstance(given, TensorMap) else given[1]
         if given_size != declared.size:
             raise EmulationError(

@@ -18,7 +18,7 @@ from rungs.emulator.memory import GlobalMemory
 from rungs.emulator.parser import EmulationError
 from rungs.emulator.state import Finding
 from rungs.errors import Refused
-from rungs.variants import Experiment, Variant, load_device
+from rungs.variants import Experiment, Variant, ctas_along_k, load_device
 
 Array = np.ndarray
 TOLERANCE = 2.0**-7
@@ -223,7 +223,7 @@ def affine_counts(
     m, n, k = problem
     values = experiment.values(variant)
     # Where CTAs share the K of a tile, each gets as much of a step.
-    step = 2 * max(ALIGNED_K, values["TILE_K"] * values.get("VARIANT_SPLIT_K", 1))
+    step = 2 * max(ALIGNED_K, values["TILE_K"] * ctas_along_k(values))
     ran = {} if ran is None else ran
 
     def counts(size: int, ctas: Sequence[int] | None) -> Counts:
@@ -235,16 +235,16 @@ def affine_counts(
 
     addresses = dict.fromkeys("abc", 1 << 20)
     launched = plans.plan(experiment, variant, load_device(arch), problem, addresses, sms)
-    grid, cluster = launched.grid[0], launched.cluster[0]
+    grid, together = launched.grid[0], launched.together
 
     deep = 4 * step + k % step
     shallow = min(k, step + k % step)
-    kinds = _alike(counts(shallow, whole({0, grid // 2, grid - 1}, cluster)), cluster)
-    kinds = {0: grid // cluster} if len(kinds) == 1 else _alike(counts(shallow, None), cluster)
+    kinds = _alike(counts(shallow, whole({0, grid // 2, grid - 1}, together)), together)
+    kinds = {0: grid // together} if len(kinds) == 1 else _alike(counts(shallow, None), together)
 
     def total(size: int) -> dict[str, int]:
-        found = counts(size, whole(kinds, cluster))
-        weights = np.array([kinds[cta // cluster * cluster] for cta in found.ctas])
+        found = counts(size, whole(kinds, together))
+        weights = np.array([kinds[cta // together * together] for cta in found.ctas])
         return {name: int((values * weights).sum()) for name, values in found.per_cta.items()}
 
     if k <= deep + step:
@@ -261,17 +261,17 @@ def affine_counts(
     return result
 
 
-def whole(ctas: Iterable[int], cluster: int) -> list[int]:
-    """CTAs with the others of their clusters, which run together."""
-    firsts = sorted({cta // cluster * cluster for cta in ctas})
-    return [cta for first in firsts for cta in range(first, first + cluster)]
+def whole(ctas: Iterable[int], together: int) -> list[int]:
+    """CTAs with the others of their groups, which run together."""
+    firsts = sorted({cta // together * together for cta in ctas})
+    return [cta for first in firsts for cta in range(first, first + together)]
 
 
-def _alike(counts: Counts, cluster: int) -> dict[int, int]:
-    """The first CTA of the first cluster of each kind, and how many clusters there are of it; a CTA alone is a cluster of one. How
+def _alike(counts: Counts, together: int) -> dict[int, int]:
+    """The first CTA of the first group of each kind, and how many groups there are of it; a CTA alone is a group of one. How
     often a wait is asked again makes no kind.
     """
     names = [name for name in counts.per_cta if name not in POLLED]
-    rows = np.stack([counts.per_cta[name] for name in names], axis=1).reshape(len(counts.ctas) // cluster, -1)
+    rows = np.stack([counts.per_cta[name] for name in names], axis=1).reshape(len(counts.ctas) // together, -1)
     _, first, many = np.unique(rows, axis=0, return_index=True, return_counts=True)
-    return {counts.ctas[i * cluster]: int(number) for i, number in zip(first, many, strict=True)}
+    return {counts.ctas[i * together]: int(number) for i, number in zip(first, many, strict=True)}

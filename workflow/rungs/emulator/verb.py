@@ -97,9 +97,9 @@ def run(
         launched = plan(
             experiment, variant, load_device(arch), (m, n, k), addresses
         )  # refuses before anything is built
-        grid, cluster = launched.grid[0], launched.cluster[0]
+        grid = launched.grid[0]
         problems.check_memory((m, n, k))
-        some = None if grid <= FULL else problems.whole({0, grid // 2, grid - 1}, cluster)
+        some = None if grid <= FULL else problems.whole({0, grid // 2, grid - 1}, launched.together)
     with tempfile.TemporaryDirectory(prefix="rungs-emulate-") as folder:
         if ptx is None:
             manifest = Path(folder) / f"{variant.name}.json"
