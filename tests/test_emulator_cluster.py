@@ -12,7 +12,7 @@ from rungs.emulator import launch
 from rungs.emulator.memory import GlobalMemory
 from rungs.emulator.parser import EmulationError, load
 from rungs.errors import Refused
-from rungs.plan import InGlobal, Plan, TensorMap
+from rungs.plan import InGlobal, Plan, TensorMap, Workspace
 from test_emulator import MAP, assert_assembles, kernel
 
 DATA = np.arange(1, 1025, dtype=np.uint32).reshape(32, 32)
@@ -29,9 +29,12 @@ def run(
     map: TensorMap | None = BOXES,
     in_global: bool = False,
     assemble: bool = True,
+    workspace: bool = False,
     **how: object,
 ) -> tuple[np.ndarray, launch.Result]:
-    """The body in every CTA; `out` has 32 words for each of them, %rd0 being the thread's."""
+    """The body in every CTA; `out` has 32 words for each of them, %rd0 being the thread's. `data`: 256 bytes of a workspace, of which 128
+    are zeros.
+    """
     memory = GlobalMemory()
     at = memory.put("data", DATA)
     out = memory.reserve("out", (grid, 32), np.uint32)
@@ -42,6 +45,9 @@ def run(
         )
         given.append(InGlobal(placed) if in_global else placed)  # type: ignore[arg-type]
         params.append(".param .u64 map0" if in_global else MAP.format("map0"))
+    if workspace:
+        given.append(Workspace(256, 128))  # type: ignore[arg-type]
+        params.append(".param .u64 data")
     place = "mov.u32 %r60, %ctaid.x;\nmul.wide.u32 %rd30, %r60, 128;\nadd.s64 %rd0, %rd0, %rd30;\n"
     place += "mov.u32 %r61, %cluster_ctarank;\n"
     path = folder / "k.ptx"

@@ -122,6 +122,66 @@ def test_a_value_that_nobody_writes_is_a_deadlock(tmp_path):
         run(tmp_path, body, cluster=1, grid=1, map=None)
 
 
+# Lane 0 of the second CTA leaves 7 for the first, and says so at a counter, which is 0 before.
+SAID = """
+setp.ne.u32 %p2, %r0, 0;
+setp.ne.u32 %p3, %r60, 0;
+mov.u32 %r25, 7;
+@%p3 bra $SAYS;
+@%p2 bra $HEARD;
+$WAITS:
+{wait}
+setp.eq.u32 %p1, %r20, 0;
+@%p1 bra $WAITS;
+$HEARD:
+{heard}
+ld.global.u32 %r24, [%rd3+128];
+st.global.u32 [%rd0], %r24;
+exit;
+$SAYS:
+@%p2 bra $WRITTEN;
+{write}
+$WRITTEN:
+{written}
+{say}
+"""
+SAY = "@!%p2 {}.global.add.u32 [%rd3], 1;"
+WAIT_FOR = "{}.global.u32 %r20, [%rd3];"
+WRITE = "st.global.u32 [%rd3+128], %r25;"
+ALL = "bar.sync 0;"
+
+
+@pytest.mark.parametrize("schedule", ["cta", "random"])
+@pytest.mark.parametrize(
+    ("write", "written", "say", "wait", "heard", "races"),
+    [
+        (WRITE, "", "red.release.gpu", "ld.acquire.gpu", ALL, 0),
+        (WRITE, "", "red.release.cta", "ld.acquire.gpu", ALL, 1),
+        (WRITE, "", "red.relaxed.gpu", "ld.acquire.gpu", ALL, 1),
+        (WRITE, "", "red.release.gpu", "ld.relaxed.gpu", ALL, 1),
+        (WRITE, "fence.acq_rel.gpu;", "red.relaxed.gpu", "ld.relaxed.gpu", "fence.acq_rel.gpu;" + ALL, 0),
+        (WRITE, "membar.gl;", "red", "ld.volatile", "membar.gl;" + ALL, 0),
+        (WRITE, "fence.acq_rel.gpu;", "red.relaxed.gpu", "ld.relaxed.gpu", ALL, 1),
+        ("", "fence.acq_rel.gpu;" + WRITE, "red.relaxed.gpu", "ld.acquire.gpu", ALL, 1),
+    ],
+)
+def test_what_ctas_leave_each_other_in_global_memory(write, written, say, wait, heard, races, schedule, tmp_path):
+    body = "ld.param.u64 %rd3, [data];\n" + SAID.format(
+        write=write, written=written, say=SAY.format(say), wait=WAIT_FOR.format(wait), heard=heard
+    )
+    got, result = run(tmp_path, body, cluster=1, grid=2, map=None, schedule=schedule, race=True, workspace=True)
+    assert (got[0] == 7).all() and len(result.findings) == races
+    if races:
+        [finding] = result.findings
+        assert finding.kind == "race" and re.search(r"reads byte 128 of workspace of parameter 1, which .* writes in CTA \(1, 0, 0\)", finding.sentence)
+
+
+def test_two_ctas_that_write_one_place(tmp_path):
+    body = "ld.param.u64 %rd3, [data];\nred.global.add.u32 [%rd3], 1;\nst.global.u32 [%rd3+128], %r60;\n"
+    _, result = run(tmp_path, body, cluster=1, grid=2, map=None, race=True, workspace=True)
+    assert "writes byte 128 of workspace of parameter 1, which" in result.findings[0].sentence
+
+
 def test_hints_change_nothing(tmp_path):
     body = "griddepcontrol.wait;\ncreatepolicy.fractional.L2::evict_first.b64 %rd9, 1.0;\n"
     body += "st.global.L2::cache_hint.u32 [%rd0], %r0, %rd9;\ngriddepcontrol.launch_dependents;\n"

@@ -181,7 +181,9 @@ def to_global(tensor_map: Any, name: str) -> int:
 
 def to_workspace(workspace: plans.Workspace, name: str) -> int:
     """The address of a workspace, as it is before the first launch. The caller frees it."""
-    address = int(check(driver.cuMemAlloc(workspace.bytes), f"Allocating {workspace.bytes} bytes for the sums of {name}"))
+    address = int(
+        check(driver.cuMemAlloc(workspace.bytes), f"Allocating {workspace.bytes} bytes for the sums of {name}")
+    )
     check(driver.cuMemsetD8(address, 0, workspace.zeros), f"Clearing the counters of {name}")
     return address
 

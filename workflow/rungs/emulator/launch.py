@@ -96,14 +96,17 @@ def run(
         raise EmulationError(f"The launch has CTAs 0 to {grid - 1}, not {wanted[-1] if wanted else 'none'}.")
     cluster, together = plan.cluster[0], plan.together
     if wanted != [
-        cta for first in sorted({cta // together * together for cta in wanted}) for cta in range(first, first + together)
+        cta
+        for first in sorted({cta // together * together for cta in wanted})
+        for cta in range(first, first + together)
     ]:
         who, what = ("of a cluster", "clusters") if together == cluster else ("that wait for each other", "groups")
         raise EmulationError(f"CTAs {who} run together: ask for whole {what} of {together}.")
     result = Result(Counts(wanted))
     parts = []
     size = max(RACE_BATCH if race else BATCH, together) // together * together
-    if plan.sharers == 1 and any(loads.polls(ins) for ins in kernel.code):
+    polls = any(loads.polls(ins) for ins in kernel.code)
+    if polls and plan.sharers == 1:
         size = len(wanted)  # who waits for whom is not said
     for first in range(0, len(wanted), size):
         ids = np.array(wanted[first : first + size])
@@ -121,6 +124,7 @@ def run(
             race=None,
             tally=Tally(len(ids)),
             cluster=cluster,
+            apart=polls and (race or schedule != "cta"),
         )
         if race:
             batch.race = Detector(batch)

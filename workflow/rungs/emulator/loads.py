@@ -12,6 +12,7 @@ from rungs.emulator import metrics
 from rungs.emulator.alu import _fit, _view, round_to_bf16, widen_bf16
 from rungs.emulator.memory import GLOBAL_BASE, PARAM_WINDOW, SHARED_WINDOW, from_mapa, words
 from rungs.emulator.parser import Instruction
+from rungs.emulator.race import synchronises
 from rungs.emulator.state import DTYPES, LANES, Array, Decoder, Mask, Poll, Step, Unit, items, remember, uniform
 
 
@@ -160,6 +161,7 @@ def _load(decoder: Decoder, ins: Instruction) -> Step:
         if polling and (held := _poll(unit, offsets, mask, pc)):
             return held
         unit.batch.tally.add(pc, "sectors", pattern_of(offsets, mask, patterns).sectors)
+        _watch(unit, mask, offsets, size, pc, ins)
         return finish(unit, mask, unit.batch.memory.load(offsets, size, ins))
 
     def from_cluster(unit: Unit, mask: Mask) -> None:
@@ -207,6 +209,16 @@ def _poll(unit: Unit, offsets: Array, mask: Mask, pc: int) -> Poll | None:
         return Poll(now, times == 3)
     batch.polls[key] = now, times
     return None
+
+
+def _watch(unit: Unit, mask: Mask, offsets: Array, size: int, pc: int, ins: Instruction) -> None:
+    """Tell the race detector of an access of global memory, where CTAs talk there."""
+    if not (unit.batch.race and unit.batch.race.talks):
+        return
+    if synchronises(ins):
+        unit.batch.race.spoken.synchronise(unit, mask, offsets, ins)
+    else:
+        unit.batch.race.spoken.access(unit, mask, offsets, size, pc, writes=ins.opcode == "st")
 
 
 def _is_shared(unit: Unit, slot: int, mask: Mask) -> bool:
@@ -283,6 +295,7 @@ def _store(decoder: Decoder, ins: Instruction) -> Step:
     def to_global(unit: Unit, mask: Mask) -> None:
         offsets, values = offsets_of(unit, unit.registers[slot], offset, mask), gathered(unit)
         unit.batch.tally.add(pc, "sectors", pattern_of(offsets, mask, patterns).sectors)
+        _watch(unit, mask, offsets, size, pc, ins)
         if mask is not None:
             offsets, values = offsets[mask], values[mask]
         unit.batch.memory.store(offsets, values, size, ins)
@@ -323,6 +336,8 @@ def combination(ins: Instruction, type: str) -> Callable[[Array, Array], Array] 
 
 def _atomic(decoder: Decoder, ins: Instruction) -> Step:
     """atom and red: thread after thread, in the order of the CTAs. Atomics do not race with each other."""
+    from rungs.emulator.sync import Part
+
     type, count, size = _shape_of(ins)
     space, item, function = _space(ins), DTYPES[type], combination(ins, type)
     if function is None or space not in ("shared", "global", "generic") or size not in (4, 8, 16):
@@ -335,7 +350,18 @@ def _atomic(decoder: Decoder, ins: Instruction) -> Step:
     if len(sources) != count:
         raise ins.error(f"has {len(sources)} values, where {count} were expected")
 
-    def step(unit: Unit, mask: Mask) -> None:
+    def step(unit: Unit, mask: Mask) -> Any:
+        batch = unit.batch
+        if not batch.apart or space == "shared":
+            return together(unit, mask)
+        first = unit.everyone(mask).copy()
+        ctas = np.flatnonzero(first.any(axis=(1, 2)))
+        first[ctas[1:]] = False
+        held = Poll(batch.memory.version, False)
+        together(unit, first)
+        return Part(None, first, held) if len(ctas) > 1 else None
+
+    def together(unit: Unit, mask: Mask) -> None:
         batch, everyone = unit.batch, unit.everyone(mask)
         shared = space == "shared" or (space == "generic" and _is_shared(unit, slot, mask))
         if shared:
@@ -345,7 +371,9 @@ def _atomic(decoder: Decoder, ins: Instruction) -> Step:
                 batch.race.read_by(unit, mask, addresses, size, pc)
             places = np.broadcast_to(batch.shared.index(addresses, size), unit.shape)[everyone]
         else:
-            places = offsets_of(unit, unit.registers[slot], offset, mask)[everyone]
+            offsets = offsets_of(unit, unit.registers[slot], offset, mask)
+            _watch(unit, mask, offsets, size, pc, ins)
+            places = offsets[everyone]
         values = np.stack(
             [_view(np.broadcast_to(unit.registers[each], unit.shape)[everyone], item) for each in sources], axis=1
         )

@@ -61,6 +61,8 @@ def _guarded(decoder: Decoder, ins: Instruction, step: Step) -> Step:
         if part.all() if mask is None else np.array_equal(part, mask):
             return step(unit, mask)
         result = step(unit, part)
+        if isinstance(result, sync.Part) and result.barrier is None:
+            return result
         if result is not None and not isinstance(result, int):
             raise ins.error("holds a part of its threads by a guard, where a branch was expected")
         return result if result is None else (result, part)
@@ -219,7 +221,7 @@ def _run_group(unit: Unit, group: ThreadGroup, decoder: Decoder, budget: int) ->
         if isinstance(result, sync.Part):
             others = unit.everyone(mask) & ~result.mask
             if others.any():
-                unit.groups.append(ThreadGroup(pc, others))
+                unit.groups.append(ThreadGroup(pc, others, result.others))
             group.mask, active, result = result.mask, unit.active_warps(result.mask), result.barrier
         if active is None:
             full[pc] += 1

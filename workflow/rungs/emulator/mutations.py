@@ -16,10 +16,11 @@ GROUPS = {
     "TMA, producer warp": ("tun_bk64_wt64_s4_pw1_db1_ps1_ep1_sk1", "tun_bk64_wt32_s3_pw1_db0_ps0_ep0_sk0"),
     "wgmma": ("hop_t128128_s4_pw1_ps1_cl21_c2_pp0_o2_k1_dl1_bl1", "hop_t128128_s4_pw1_ps1_cl21_c2_pp1_o2_k1_dl1_bl1"),
     "wgmma, K over CTAs": ("hop_t128128_s1_pw1_ps0_cl11_c0_pp0_o0_k2_dl1_bl1",),
+    "wgmma, sums through L2": ("hop_t128128_s1_pw1_ps0_cl11_c0_pp0_o0_k102_dl1_bl1",),
 }
 """The kernels that are mutated, by how they load."""
-SYNC, CP_ASYNC, TMA, TUNED, WGMMA, SPLIT = GROUPS.values()
-ALL = (*SYNC, *CP_ASYNC, *TMA, *TUNED, *WGMMA, *SPLIT)
+SYNC, CP_ASYNC, TMA, TUNED, WGMMA, SPLIT, THROUGH_L2 = GROUPS.values()
+ALL = (*SYNC, *CP_ASYNC, *TMA, *TUNED, *WGMMA, *SPLIT, *THROUGH_L2)
 SHAPES = {"gemm": (128, 128, 160), "gemm_tuned": (128, 256, 576), "hopper_gemm": (256, 512, 384)}
 """(M, N, K) by experiment, for one CTA or cluster: five to nine tiles along K, so that every ring comes round."""
 SMS = 1
@@ -44,7 +45,7 @@ class Mutation:
 
 
 def experiment_of(variant: str) -> str:
-    return "gemm_tuned" if variant in TUNED else "hopper_gemm" if variant in WGMMA + SPLIT else "gemm"
+    return "gemm_tuned" if variant in TUNED else "hopper_gemm" if variant in WGMMA + SPLIT + THROUGH_L2 else "gemm"
 
 
 def group_of(variant: str) -> str:
@@ -81,6 +82,7 @@ def without_cluster_barriers(text: str) -> list[str]:
     ]
 
 
+SUMS = r"^\s*st\.global\.v4\.f32[^;]*;"
 BARRIER = r"^\s*bar\.sync\s+0;"
 EXPECT = r"(mbarrier\.arrive\.expect_tx[^,]*, \[%r\d+\]), %r\d+;"
 INIT = r"(mbarrier\.init[^,]*), (%r\d+);"
@@ -371,6 +373,52 @@ MUTATIONS = {
                 r"{ .reg .b32 q;\nmov.u32 q, %cluster_ctarank;\nmapa.shared::cluster.u32 \1, \2, q;\n}",
             ),
             "a wrong result, or a read of what nothing wrote",
+        ),
+        Mutation(
+            "sums that are not written",
+            "one store of sums for another CTA is gone",
+            "order",
+            THROUGH_L2,
+            lambda text: at_each(SUMS, "")(text)[:1],
+            "a read of what nothing wrote",
+        ),
+        Mutation(
+            "an arrival in L2 dropped",
+            "the atomic by which a warp says that its sums are there is a load",
+            "deadlock",
+            THROUGH_L2,
+            at_each(
+                r"atom\.add\.release\.gpu\.global\.u32 (%r\d+), (\[%rd\d+\]), %r\d+;",
+                r"ld.relaxed.gpu.global.u32 \1, \2;",
+            ),
+            "a deadlock",
+        ),
+        Mutation(
+            "an arrival in L2 that releases nothing",
+            "the atomic by which a warp says that its sums are there is relaxed",
+            "order",
+            THROUGH_L2,
+            at_each(r"atom\.add\.release\.gpu", "atom.add.relaxed.gpu"),
+            "a race between CTAs",
+        ),
+        Mutation(
+            "a wait in L2 that acquires nothing",
+            "the load by which a warp sees that the others' sums are there is relaxed",
+            "order",
+            THROUGH_L2,
+            at_each(r"ld\.acquire\.gpu", "ld.relaxed.gpu"),
+            "a race between CTAs",
+        ),
+        Mutation(
+            "the answer of a wait in L2 ignored",
+            "the counter of arrivals is read once, and the kernel goes on",
+            "order",
+            THROUGH_L2,
+            at_each(
+                r"(ld\.acquire\.gpu[^;]*;(?:(?!\bbra\b)[^;])*;(?:(?!\bbra\b)[^;])*;(?:\s*\.loc[^\n]*)*)\s*@%p\d+ bra [^;]*;",
+                r"\1",
+            ),
+            "a read of what nothing wrote",
         ),
     )
 }

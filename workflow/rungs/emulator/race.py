@@ -1,10 +1,15 @@
-"""Races in shared memory, by vector clocks.
+"""Races in shared memory, and between CTAs in global memory, by vector clocks.
 
 Each warp has a clock for every agent of its cluster: how far it has seen that agent's work. Agents are the warps, the cp.async of
 each warp (its clock counts commit groups), the bulk stores of each warp (bulk groups), the wgmma of each warpgroup (commit groups)
 and the copies that complete on each mbarrier (phases). Barriers and mbarriers hand clocks on from those who arrive to those who wait. An access is a race where
 the last write to its bytes, or for a write any earlier read, lies beyond what the warp has seen. That does not depend on the
 schedule: a race is found even where lockstep gives the right result.
+
+In global memory warps are ordered by what they leave there: a release hands the warp's clock on to whoever acquires at the same
+address, and a relaxed access what the last fence before it has published, or what the next one after it will have learnt. A plain
+access of what a warp of another CTA wrote is a race where its write lies beyond what the warp has seen. A kernel without atomics
+and ordered loads in global memory is not watched there.
 
 Beside what a warp has seen it is kept how much of that went through fence.proxy.async: the copy engine may only touch what
 ordinary instructions wrote where a fence lies between. Inside a warp, lanes are taken to be ordered.
@@ -18,10 +23,11 @@ import numpy as np
 
 from rungs.emulator.memory import SHARED_BASE
 from rungs.emulator.metrics import Array
-from rungs.emulator.parser import EmulationError, Kernel
+from rungs.emulator.parser import EmulationError, Instruction, Kernel
 from rungs.emulator.state import DTYPES, Batch, Finding, Mask, Unit
 
 MBARRIERS = 64
+ORDERED = {"acquire", "release", "acq_rel", "relaxed", "volatile"}
 WARPGROUP = 4  # warps
 SEEN, FENCED = 0, 1
 
@@ -38,8 +44,21 @@ def granule(kernel: Kernel) -> int:
     return smallest
 
 
+def in_global(ins: Instruction) -> bool:
+    """Whether a load, a store or an atomic is of global memory, as far as the instruction says."""
+    return not {"param", "shared", "local", "const"} & {modifier.split("::")[0] for modifier in ins.modifiers}
+
+
+def synchronises(ins: Instruction) -> bool:
+    """Whether it is an access of global memory by which threads of several CTAs may be ordered."""
+    ordered = ins.opcode in ("atom", "red") or (ins.opcode in ("ld", "st") and ORDERED & set(ins.modifiers))
+    return bool(ordered) and "async" not in ins.modifiers and in_global(ins)
+
+
 class Detector:
-    """Watches the shared memory of a batch. Clocks are (CTAs, warps, seen or fenced, agents)."""
+    """Watches the shared memory of a batch, and its global memory where CTAs talk there. Clocks are (CTAs, warps, seen or fenced,
+    agents): the agents of the cluster, and where CTAs talk every warp of the batch.
+    """
 
     def __init__(self, batch: Batch) -> None:
         self.batch, self.code = batch, batch.kernel.code
@@ -49,9 +68,14 @@ class Detector:
         self.groups = -(-self.warps // WARPGROUP)
         self.agents = 3 * self.warps + self.groups + MBARRIERS  # of a CTA
         self.base = batch.ranks * self.agents  # the first agent of each CTA
-        self.clock = np.zeros((self.ctas, self.warps, 2, batch.cluster * self.agents), np.int32)
+        self.talks = any(synchronises(ins) for ins in self.code)
+        self.wide = batch.cluster * self.agents  # the first of the warps of the batch
+        width = self.wide + self.talks * self.ctas * self.warps
+        self.clock = np.zeros((self.ctas, self.warps, 2, width), np.int32)
         every = np.arange(self.warps)
-        self.clock[np.arange(self.ctas)[:, None], every, SEEN, self.base[:, None] + every] = 1
+        self._tick(*(each.reshape(-1) for each in np.broadcast_arrays(np.arange(self.ctas)[:, None], every)))
+        if self.talks:
+            self.spoken = Spoken(self)
         cells = self.ctas * self.cells
         self.writer = np.full(cells, -1, np.int16)
         self.written = np.zeros(cells, np.int32)
@@ -302,13 +326,22 @@ class Detector:
         held = np.zeros((self.ctas, *self.clock.shape[2:]), np.int32) if clock is None else clock.copy()
         given = (self.published if relaxed else self.clock)[ctas, warps]
         np.maximum.at(held, ctas if owners is None else owners[ctas], given)
-        self.clock[ctas, warps, SEEN, self.base[ctas] + warps] += 1
+        self._tick(ctas, warps)
         return held
+
+    def _tick(self, ctas: Array, warps: Array) -> None:
+        """What these warps do from here on, nobody has seen who has seen what they did up to here."""
+        self.clock[ctas, warps, SEEN, self.base[ctas] + warps] += 1
+        if self.talks:
+            self.clock[ctas, warps, SEEN, self.wide + ctas * self.warps + warps] += 1
 
     def publish(self, unit: Unit, mask: Mask) -> None:
         """Warps execute a fence, after which a relaxed arrival hands on what they have seen so far."""
         ctas, warps = self.each(unit, mask)
+        if self.talks:
+            self.spoken.learn(ctas, warps)
         self.published[ctas, warps] = self.clock[ctas, warps]
+        self._tick(ctas, warps)
 
     def reaches(self, ctas: Array, warps: Array, owners: Array, pc: int) -> None:
         """Warps reach into the shared memory of the CTA in `owners` of their own, which has to be there still."""
@@ -330,7 +363,7 @@ class Detector:
 
     def end(self) -> None:
         """Report where a CTA may have ended before another that reached into it: no warp of it knew of that, nor met it later."""
-        late = self.reached > self.clock[:, :, SEEN].max(axis=1)
+        late = self.reached > self.clock[:, :, SEEN, : self.wide].max(axis=1)
         for cta, agent in np.argwhere(late):
             which = tuple(int(i) for i in self.batch.ids[cta])
             sentence = f"reaches into the shared memory of CTA {which}, which may have ended by then"
@@ -399,7 +432,7 @@ class Detector:
             init["fenced"][ctas] |= init["warp"][ctas] == warps
         if not barriers_only:
             self.clock[ctas, warps, FENCED] = np.maximum(*self.clock[ctas, warps].swapaxes(0, 1))
-            self.clock[ctas, warps, SEEN, self.base[ctas] + warps] += 1
+            self._tick(ctas, warps)
 
     # ---- mbarriers ----
 
@@ -459,10 +492,97 @@ class Detector:
             )
 
 
+class Spoken:
+    """What the CTAs of a batch write to each other in global memory. Agents are its warps."""
+
+    def __init__(self, detector: Detector) -> None:
+        self.detector, self.memory = detector, detector.batch.memory
+        sizes = [_bytes(ins) for ins in detector.code if ins.opcode in ("ld", "st", "atom", "red") and in_global(ins)]
+        self.granule = min(16, *sizes) if sizes else 16
+        cells = len(self.memory.arena) // self.granule
+        self.writer, self.reader = (np.full(cells, -1, np.int32) for _ in range(2))
+        self.written, self.read, self.write_pc, self.read_pc = (np.zeros(cells, np.int32) for _ in range(4))
+        self.handed: dict[int, Array] = {}  # offset -> the clock that releases have left there
+        self.pending: dict[
+            tuple[int, int], Array
+        ] = {}  # (CTA, warp) -> what its relaxed loads saw since its last fence
+
+    def access(self, unit: Unit, mask: Mask, offsets: Array, size: int, pc: int, *, writes: bool) -> None:
+        """Threads read or write `size` bytes at `offsets` of global memory, (CTAs, warps, 32)."""
+        detector, everyone = self.detector, unit.everyone(mask)
+        ctas, warps, _ = np.nonzero(everyone)
+        warps = warps + unit.first
+        cells = offsets[everyone][:, None] // self.granule + np.arange(max(1, size // self.granule))
+        clocks = detector.clock[ctas, warps, SEEN, detector.wide :]
+        agents = ctas * detector.warps + warps
+        stamps = clocks[np.arange(len(agents)), agents]
+        accesses = [(self.writer, self.written, self.write_pc, _GLOBAL_WRITE if writes else _GLOBAL_READ)]
+        accesses += [(self.reader, self.read, self.read_pc, _GLOBAL_OVERWRITE)] if writes else []
+        for who, when, pcs, sentence in accesses:
+            other = who[cells]
+            seen = np.take_along_axis(clocks, np.maximum(other, 0).astype(np.intp), axis=1)
+            bad = (other >= 0) & (other // detector.warps != ctas[:, None]) & (seen < when[cells])
+            for earlier in np.unique(pcs[cells][bad]):
+                cell, found = (each[bad & (pcs[cells] == earlier)][0] for each in (cells, other))
+                offset = int(cell) * self.granule
+                region = self.memory.owner(offset)
+                assert region is not None
+                words = {
+                    "byte": f"{offset - region.start} of {region.name}",
+                    "cta": tuple(int(i) for i in detector.batch.ids[int(found) // detector.warps]),
+                    "other": detector.code[int(earlier)].where,
+                }
+                detector.report("race", pc, int(earlier), sentence.format(**words))
+        who, when, pcs = (
+            (self.writer, self.written, self.write_pc) if writes else (self.reader, self.read, self.read_pc)
+        )
+        who[cells], when[cells], pcs[cells] = agents[:, None], stamps[:, None], pc
+
+    def synchronise(self, unit: Unit, mask: Mask, offsets: Array, ins: Instruction) -> None:
+        """Threads access `offsets` of global memory in an order: first what they acquire, then what they release."""
+        detector, words = self.detector, set(ins.modifiers)
+        if "cta" in words:  # nobody else is promised anything
+            return
+        acquires, releases = ins.opcode in ("ld", "atom"), ins.opcode != "ld"
+        for cta, warp, lane in np.argwhere(unit.everyone(mask)):
+            who, at = (int(cta), int(warp) + unit.first), int(offsets[cta, warp, lane])
+            held = self.handed.get(at)
+            if acquires and held is not None:
+                if {"acquire", "acq_rel"} & words:
+                    detector.clock[who] = np.maximum(detector.clock[who], held)
+                else:
+                    pending = self.pending.get(who)
+                    self.pending[who] = held if pending is None else np.maximum(pending, held)
+            if releases:
+                given = (detector.clock if {"release", "acq_rel"} & words else detector.published)[who]
+                # An atomic goes on with what it found there; a store begins anew.
+                self.handed[at] = given.copy() if held is None or ins.opcode == "st" else np.maximum(held, given)
+        if releases and {"release", "acq_rel"} & words:
+            detector._tick(*detector.each(unit, mask))
+
+    def learn(self, ctas: Array, warps: Array) -> None:
+        """Warps execute a fence: what their relaxed loads have seen is behind them."""
+        for who in zip(ctas.tolist(), warps.tolist(), strict=True):
+            if (pending := self.pending.pop(who, None)) is not None:
+                self.detector.clock[who] = np.maximum(self.detector.clock[who], pending)
+
+
+def _bytes(ins: Instruction) -> int:
+    """Of one thread's access."""
+    item = next((DTYPES[m].itemsize for m in reversed(ins.modifiers) if m in DTYPES), 1)
+    return item * next((int(m[1:]) for m in ins.modifiers if m in ("v2", "v4", "v8")), 1)
+
+
 _BETWEEN = ", with nothing that orders the two, where a wait or a barrier was expected between them"
 _READ = "reads byte {byte} of shared memory of CTA {cta}, which {other} writes" + _BETWEEN
 _WRITE = "writes byte {byte} of shared memory of CTA {cta}, which {other} writes too" + _BETWEEN
 _OVERWRITE = "writes byte {byte} of shared memory of CTA {cta}, which {other} reads" + _BETWEEN
+_GLOBAL = (
+    ", with nothing that orders the two, where a release after the one and an acquire before the other were expected"
+)
+_GLOBAL_READ = "reads byte {byte}, which {other} writes in CTA {cta}" + _GLOBAL
+_GLOBAL_WRITE = "writes byte {byte}, which {other} writes too in CTA {cta}" + _GLOBAL
+_GLOBAL_OVERWRITE = "writes byte {byte}, which {other} reads in CTA {cta}" + _GLOBAL
 _TWICE = "writes byte {byte} of shared memory of CTA {cta} from two warps at once, where one was expected"
 _MBARRIER = "writes byte {byte} of shared memory of CTA {cta}, where {other} has initialised an mbarrier"
 _AT_ONCE = "writes byte {byte} of shared memory of CTA {cta} several times at once, where one was expected"

@@ -126,7 +126,8 @@ class Unit:
 class Batch:
     """CTAs that execute together, with their memory and what synchronises them. `ids` are their (x, y, z) in the grid.
 
-    They are whole clusters of `cluster` CTAs, one after the other.
+    They are whole clusters of `cluster` CTAs, one after the other. `apart`: of CTAs that wait for each other in global memory each goes
+    as far as it can after it has said something there, before the next does.
     """
 
     kernel: Kernel
@@ -151,6 +152,7 @@ class Batch:
     ticks: int = 0
     wgmma: Warpgroups | None = None
     polls: dict[Any, tuple[int, int]] = field(default_factory=dict)
+    apart: bool = False
 
     @property
     def ctas(self) -> int:

@@ -12,7 +12,7 @@ from rungs.emulator.alu import pure
 from rungs.emulator.loads import addresses_of, land_part, nothing, whole_warps
 from rungs.emulator.memory import LAST_RANK, REMOTE_BITS, from_mapa
 from rungs.emulator.parser import Address, Immediate, Instruction, Operand
-from rungs.emulator.state import DTYPES, EXIT, LANES, Array, Batch, Decoder, Mask, Step, Unit, items, uniform
+from rungs.emulator.state import DTYPES, EXIT, LANES, Array, Batch, Decoder, Mask, Poll, Step, Unit, items, uniform
 
 TX_LIMIT = (1 << 20) - 1
 """The most bytes that an mbarrier can be expecting (PTX ISA, "tx-count")."""
@@ -103,10 +103,14 @@ class Barrier:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Holds the threads in `mask` at a barrier, where the others of their group are yet to execute the instruction."""
+    """Holds the threads in `mask` at a barrier, where the others of their group are yet to execute the instruction.
 
-    barrier: Barrier
+    Without a barrier they go on, and it is the others that are held, by `others`.
+    """
+
+    barrier: Barrier | None
     mask: Array
+    others: Poll | None = None
 
 
 @dataclass(eq=False)

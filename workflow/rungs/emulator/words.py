@@ -13,7 +13,7 @@ _TEXT = """
     eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan
     and or xor not popc add min max inc dec cas exch wide shiftamt
     param global shared const local to generic unified volatile relaxed acquire release acq_rel sc weak mmio cta gpu sys
-    cluster ca cg cs lu cv wb wt nc v2 v4 v8 x1 x2 x4 trans m8n8 sync aligned row col mma_async
+    cluster gl ca cg cs lu cv wb wt nc v2 v4 v8 x1 x2 x4 trans m8n8 sync aligned row col mma_async
     l r clamp wrap f4e b4e rc8 ecl ecr rc16 up down bfly idx all any uni ballot warp red arrive wait read
     init inval expect_tx complete_tx test_wait try_wait parity noComplete pending_count noinc arrive_drop
     async bulk tensor 1d 2d 3d 4d 5d tile im2col im2col_no_offs bulk_group commit_group wait_group wait_all mbarrier
