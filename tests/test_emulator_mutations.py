@@ -93,7 +93,9 @@ def test_a_mutation_is_reported(name, change, tmp_path):
 @pytest.mark.parametrize("change", [c for c, each in MUTATIONS.items() if each.variants and c not in NEEDS_DETECTOR])
 def test_a_mutation_goes_wrong_by_itself_under_some_schedule(change, tmp_path):
     variants = MUTATIONS[change].variants
-    name = ([each for each in variants if each not in mutations.WGMMA + mutations.SPLIT + mutations.THROUGH_L2] or variants)[-1]
+    name = (
+        [each for each in variants if each not in mutations.WGMMA + mutations.SPLIT + mutations.THROUGH_L2] or variants
+    )[-1]
     for number, text in enumerate(MUTATIONS[change].mutate(source(name))):
         found = [outcome(name, text, tmp_path, **how) for how in WITHOUT_DETECTOR]
         assert not all(each.good for each in found), f"{change}, place {number} of {name}, changes nothing"

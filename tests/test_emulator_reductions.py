@@ -173,7 +173,9 @@ def test_what_ctas_leave_each_other_in_global_memory(write, written, say, wait, 
     assert (got[0] == 7).all() and len(result.findings) == races
     if races:
         [finding] = result.findings
-        assert finding.kind == "race" and re.search(r"reads byte 128 of workspace of parameter 1, which .* writes in CTA \(1, 0, 0\)", finding.sentence)
+        assert finding.kind == "race" and re.search(
+            r"reads byte 128 of workspace of parameter 1, which .* writes in CTA \(1, 0, 0\)", finding.sentence
+        )
 
 
 def test_two_ctas_that_write_one_place(tmp_path):

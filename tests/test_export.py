@@ -18,16 +18,19 @@ from rungs.cli import main
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT, sha256_json
 from rungs.inspect import disassemble, parse_sass, resource_usage, tool
-from rungs.plan import TensorMap, plan
+from rungs.plan import TensorMap, Workspace, plan
 from rungs.variants import Variant, load_device, load_experiment
 
 HOPPER = load_experiment("hopper_gemm")
 DEVICE = load_device("sm_90a")
-STAGED, SPLIT = HOPPER.variant("H10"), HOPPER.variant("K4")
+STAGED, SPLIT, L2 = (HOPPER.variant(rung) for rung in ("H10", "K4", "L2"))
+KINDS = pytest.mark.parametrize("variant", [STAGED, SPLIT, L2], ids=["staged C", "split K", "sums through L2"])
+WORKSPACE = 4 << 40
 RUNGS = list(dict.fromkeys(v for ladder in HOPPER.ladders.values() for v in ladder.rungs.values()))
 BESIDE = [
     *("hop_t128192_s4_pw1_ps1_cl12_c1_pp0_o1_k1_dl0_bl0", "hop_t256128_s3_pw1_ps0_cl21_c4_pp0_o0_k1_dl0_bl0"),
     *("hop_t64064_s8_pw1_ps0_cl11_c0_pp0_o0_k8_dl0_bl0", "hop_t64256_s3_pw1_ps1_cl12_c2_pp1_o2_k1_dl1_bl1"),
+    "hop_t256128_s3_pw1_ps0_cl22_c0_pp0_o0_k104_dl0_bl0",
 ]
 """Variants on no ladder, for the clusters, tiles and layouts that the ladders lack together."""
 SHAPES = [
@@ -70,7 +73,9 @@ def test_the_header_plans_every_rung_as_python_does(tmp_path):
     body = []
     for variant in variants:
         (tmp_path / f"{variant.name}.h").write_text(export.files(HOPPER, variant)[f"{variant.name}.h"])
-        body.append(f"show(rungs::{variant.name}_plan::plan(m, n, k, sms));")
+        fields = ("bytes", "zeros") if wgmma.sums_through_l2(HOPPER.values(variant)) else ()
+        launch = f"rungs::{variant.name}_plan::plan(m, n, k, sms)"
+        body.append(f"show({launch}{''.join(f', {launch}.workspace_{field}' for field in fields)});")
     includes = "".join(f'#include "{variant.name}.h"\n' for variant in variants)
     (tmp_path / "plans.cpp").write_text(
         f"""{includes}
@@ -78,8 +83,8 @@ def test_the_header_plans_every_rung_as_python_does(tmp_path):
 template <class M> void map(const M& m) {{
   std::printf(" %llu %llu %llu %u %u %u %u", m.dims[0], m.dims[1], m.stride_bytes, m.box[0], m.box[1], m.swizzle_bytes, m.l2_promotion_bytes);
 }}
-template <class P> void show(const P& p) {{
-  std::printf("%u %u %u %u %d", p.grid, p.block, p.cluster, p.smem_bytes, p.dependent);
+template <class P> void show(const P& p, unsigned long long bytes = 0, unsigned long long zeros = 0) {{
+  std::printf("%u %u %u %u %d %llu %llu", p.grid, p.block, p.cluster, p.smem_bytes, p.dependent, bytes, zeros);
   map(p.a), map(p.b), map(p.c);
   std::printf(" %s\\n", p.refusal ? p.refusal : "");
 }}
@@ -101,10 +106,12 @@ int main() {{
             try:
                 wanted = planned(variant, shape, sms)
             except Refused as refusal:
-                sentence = found.split(" ", 26)[26]
+                sentence = found.split(" ", 28)[28]
                 assert re.sub(r"^(\w)=-?\d+", r"\1", str(refusal)) == sentence, where
                 continue
             numbers = [wanted.grid[0], wanted.block[0], wanted.cluster[0], wanted.smem_bytes, int(wanted.dependent)]
+            workspace = next((p for p in wanted.params if isinstance(p, Workspace)), Workspace(0, 0))
+            numbers += [workspace.bytes, workspace.zeros]
             for address in export.ADDRESSES.values():
                 [of] = [p for p in wanted.params if isinstance(p, TensorMap) and p.address == address]
                 widths = (int(word.removesuffix("B")) for word in (of.swizzle, of.l2_promotion))
@@ -143,18 +150,21 @@ def exported(tmp_path_factory) -> dict[Variant, Exported]:
         return one
 
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip((STAGED, SPLIT), pool.map(compiled, (STAGED, SPLIT)), strict=True))
+        kinds = (STAGED, SPLIT, L2)
+        return dict(zip(kinds, pool.map(compiled, kinds), strict=True))
 
 
-@pytest.mark.parametrize("variant", [STAGED, SPLIT], ids=["staged C", "split K"])
+@KINDS
 def test_the_launcher_launches_the_plan(exported, tmp_path, variant):
     """Linked with a runtime that only tells: each parameter, tensor map and attribute, on devices of several sizes."""
     one = exported[variant]
     program = tmp_path / "program"
     names = [f"-DEXPORTED_HEADER=<{variant.name}.h>", f"-DEXPORTED={variant.name}", "-I", one.folder]
+    names += [f"-DEXPORTED_WORKSPACE=at<void>({WORKSPACE}ull),"] if variant == L2 else []
     source = ROOT / "tests" / "standin" / "cudart.cpp"
     ran("g++", "-std=c++17", "-w", *names, "-isystem", include(), source, one.object, "-o", program)
-    kinds = "".join("T" if isinstance(p, TensorMap) else str(p[1]) for p in planned(variant, SHAPES[0], 132).params)
+    params = planned(variant, SHAPES[0], 132).params
+    kinds = "".join("T" if isinstance(p, TensorMap) else "8" if isinstance(p, Workspace) else str(p[1]) for p in params)
     shapes = [str(extent) for shape in [*SHAPES, *REFUSED] for extent in shape]
     lines = ran(program, kinds, ",".join(map(str, SMS)), *shapes).splitlines()
 
@@ -171,7 +181,7 @@ def test_the_launcher_launches_the_plan(exported, tmp_path, variant):
                 codes = SWIZZLES[parameter.swizzle], PROMOTIONS[parameter.l2_promotion]
                 words += [parameter.address, *parameter.dims, *parameter.strides, *parameter.box, *codes, 1]
             else:
-                words.append(parameter[0])
+                words.append(WORKSPACE if isinstance(parameter, Workspace) else parameter[0])
         expected.append(["launch", *map(str, words)])
     assert found == expected + [["error", "1"]] * (len(REFUSED) * len(SMS))  # cudaErrorInvalidValue
 
@@ -179,7 +189,7 @@ def test_the_launcher_launches_the_plan(exported, tmp_path, variant):
 # ---- compiled --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", [STAGED, SPLIT], ids=["staged C", "split K"])
+@KINDS
 def test_what_is_exported_is_what_is_measured(exported, tmp_path, variant):
     """Instruction by instruction, operands and branch targets included; and the same registers."""
     ran(tool("cuobjdump", tools()), "-xelf", "all", exported[variant].object, cwd=tmp_path)
@@ -203,7 +213,7 @@ def test_what_is_exported_is_what_is_measured(exported, tmp_path, variant):
     assert resource_usage(outside, tools()) == resource_usage(inside, tools())
 
 
-@pytest.mark.parametrize("variant", [STAGED, SPLIT], ids=["staged C", "split K"])
+@KINDS
 def test_the_example_compiles_and_links_by_the_line_in_it(exported, variant):
     one = exported[variant]
     line = one.compile_line
@@ -218,7 +228,7 @@ def test_the_example_compiles_and_links_by_the_line_in_it(exported, variant):
 
 @pytest.mark.skipif(not [gpu for gpu in clock.gpus() if gpu.arch == "sm_90a"], reason="there is no sm_90a GPU here")
 @pytest.mark.parametrize("shape", [(), (4096, 4096, 4096), (1, 8, 8), (257, 264, 4104), (1000, 2000, 3000)], ids=str)
-@pytest.mark.parametrize("variant", [STAGED, SPLIT], ids=["staged C", "split K"])
+@KINDS
 def test_the_example_is_right_on_a_gpu(exported, variant, shape):
     one = exported[variant]
     if not (one.folder / "example").exists():
@@ -228,7 +238,7 @@ def test_the_example_is_right_on_a_gpu(exported, variant, shape):
 
 
 def test_two_variants_are_one_program_and_refuse_without_a_gpu(exported, tmp_path):
-    one, other = exported.values()
+    one, other, _ = exported.values()
     names = [each.variant.name for each in (one, other)]
     calls = "".join(
         f"""  wrong += rungs::{name}(at, at, at, 8, 12, 8) != cudaErrorInvalidValue;
@@ -254,7 +264,7 @@ def test_two_variants_are_one_program_and_refuse_without_a_gpu(exported, tmp_pat
 # ---- the text --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", [STAGED, SPLIT], ids=["staged C", "split K"])
+@KINDS
 def test_the_source_stands_alone(variant):
     texts = export.files(HOPPER, variant)
     source = texts[f"{variant.name}.cu"]
@@ -299,9 +309,15 @@ def test_an_export_for_a_shape_is_of_that_shape(tmp_path):
     assert re.search(r"\d % of cuBLAS at\s+(// +)?8192x8192x8192 \(recorded", text)
 
 
-def test_a_kernel_whose_ctas_wait_for_each_other_says_so():
-    words = " ".join(export.files(HOPPER, SPLIT)["example.cu"].replace("//", "").split())
-    assert wgmma.CAUTION in words and wgmma.CAUTION not in " ".join(export.files(HOPPER, STAGED)["example.cu"].split())
+def test_a_workspace_is_asked_for_where_there_is_one():
+    with_, without = (export.files(HOPPER, variant) for variant in (L2, SPLIT))
+    assert "workspace" not in "".join(
+        text.partition("\n#include")[2] for file, text in without.items() if file[-2:] == ".h"
+    )
+    assert "long long k,\n    void* workspace, cudaStream_t stream" in with_[f"{L2.name}.h"]
+    assert "No two launches" in with_[f"{L2.name}.h"]
+    assert "cudaMalloc(&workspace, plan.workspace_bytes)" in with_["example.cu"]
+    assert "workspace" not in without["example.cu"].partition("\n#include")[2]
 
 
 def test_the_share_is_that_of_the_recorded_set(monkeypatch):

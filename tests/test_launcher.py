@@ -177,6 +177,16 @@ def test_a_tensor_map_in_global_memory_lives_as_long_as_its_launch(monkeypatch):
     assert fake.calls.count("cuMemFree") == 1
 
 
+def test_a_workspace_is_cleared_once_and_lives_as_long_as_its_launch(monkeypatch):
+    fake, start = prepared(monkeypatch, params=(plans.Workspace(4096, 256), (7, 4)))
+    assert fake.calls.count("cuMemAlloc") == fake.calls.count("cuMemsetD8") == 1
+    start(0)
+    start(0)
+    assert fake.calls.count("cuMemsetD8") == 1 and "cuMemFree" not in fake.calls
+    del start
+    assert fake.calls.count("cuMemFree") == 1
+
+
 def test_what_a_host_pays_for_a_tensor_map(monkeypatch):
     fake, _ = prepared(monkeypatch)
     costs = launcher.descriptor_costs(MAP, "k", calls=5)

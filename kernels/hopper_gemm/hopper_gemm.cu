@@ -476,3 +476,5 @@ __device__ __forceinline__ void HopperGemm::store_through_l2(float (&acc)[ROW_BL
       store_direct(acc, first_chunk(to), first_chunk(to + 1));
     }
 }
+#undef WORKSPACE_PARAMETER
+#undef WORKSPACE_ARGUMENT

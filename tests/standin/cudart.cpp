@@ -12,6 +12,10 @@
 
 #include EXPORTED_HEADER
 
+#ifndef EXPORTED_WORKSPACE  // an argument with its comma, where the launch has one
+#define EXPORTED_WORKSPACE
+#endif
+
 static std::string kinds;
 static std::vector<int> sms;
 static int current = 0;
@@ -99,7 +103,8 @@ int main(int count, char** words) {
     for (current = 0; current < static_cast<int>(sms.size()); ++current) {
       const cudaError_t error =
           rungs::EXPORTED(at<__nv_bfloat16>(1ull << 40), at<__nv_bfloat16>(2ull << 40), at<__nv_bfloat16>(3ull << 40),
-                          std::atoll(words[i]), std::atoll(words[i + 1]), std::atoll(words[i + 2]), at<CUstream_st>(++calls));
+                          std::atoll(words[i]), std::atoll(words[i + 1]), std::atoll(words[i + 2]), EXPORTED_WORKSPACE
+                          at<CUstream_st>(++calls));
       if (error) std::printf("error %d\n", static_cast<int>(error));
     }
 }

@@ -324,7 +324,7 @@ def _plan_words(experiment: Experiment, variant: Variant, device: Device, probed
         "dependent": str(probed.dependent).lower(),
         "maps": "\n  ".join(f"plan.{name} = {_map_words(variant, found)};" for name, found in maps.items()),
         "sms_unused": "" if values["VARIANT_PERSISTENT"] else "  (void)sms;\n",
-        **_workspace_words(values, [p for p in probed.params if isinstance(p, Workspace)]),
+        **_workspace_words(variant, values, [p for p in probed.params if isinstance(p, Workspace)]),
         "b_shape": "N x K" if values["VARIANT_B_LAYOUT"] == 1 else "K x N",
         "largest": str(LARGEST_EXTENT),
         "capability": device.capability,
@@ -333,7 +333,7 @@ def _plan_words(experiment: Experiment, variant: Variant, device: Device, probed
     }
 
 
-def _workspace_words(values: Mapping[str, int], found: Sequence[Workspace]) -> dict[str, str]:
+def _workspace_words(variant: Variant, values: Mapping[str, int], found: Sequence[Workspace]) -> dict[str, str]:
     """What stands in header, launcher and example where the kernel has a workspace; nothing where it has none."""
     if not found:
         return dict.fromkeys((*WORKSPACE, "workspace_plan"), "")
@@ -344,7 +344,8 @@ def _workspace_words(values: Mapping[str, int], found: Sequence[Workspace]) -> d
         f"\n  plan.workspace_zeros = {zeros}ull * (plan.grid / {split});"
         f"\n  plan.workspace_bytes = {whole_tile}ull * (plan.grid / {split});"
     )
-    return {**WORKSPACE, "workspace_plan": plan}
+    words = {key: Template(text).substitute(name=variant.name) for key, text in WORKSPACE.items()}
+    return words | {"workspace_plan": plan}
 
 
 def refusals(experiment: Experiment, variant: Variant) -> list[tuple[str, str]]:

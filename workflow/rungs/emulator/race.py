@@ -522,21 +522,26 @@ class Spoken:
             other = who[cells]
             seen = np.take_along_axis(clocks, np.maximum(other, 0).astype(np.intp), axis=1)
             bad = (other >= 0) & (other // detector.warps != ctas[:, None]) & (seen < when[cells])
-            for earlier in np.unique(pcs[cells][bad]):
-                cell, found = (each[bad & (pcs[cells] == earlier)][0] for each in (cells, other))
-                offset = int(cell) * self.granule
-                region = self.memory.owner(offset)
-                assert region is not None
-                words = {
-                    "byte": f"{offset - region.start} of {region.name}",
-                    "cta": tuple(int(i) for i in detector.batch.ids[int(found) // detector.warps]),
-                    "other": detector.code[int(earlier)].where,
-                }
-                detector.report("race", pc, int(earlier), sentence.format(**words))
-        who, when, pcs = (
-            (self.writer, self.written, self.write_pc) if writes else (self.reader, self.read, self.read_pc)
-        )
+            self._races(bad, cells, other, pcs[cells], pc, sentence)
+        who, when, pcs = accesses[0][:3] if writes else (self.reader, self.read, self.read_pc)
         who[cells], when[cells], pcs[cells] = agents[:, None], stamps[:, None], pc
+        if writes:  # of those that write one place in this step the last stands there
+            other = self.writer[cells]
+            self._races(other // detector.warps != ctas[:, None], cells, other, pcs[cells], pc, _GLOBAL_WRITE)
+
+    def _races(self, bad: Array, cells: Array, others: Array, pcs: Array, pc: int, sentence: str) -> None:
+        """Report the accesses in `bad`, which race with what `others` did at `pcs`."""
+        for earlier in np.unique(pcs[bad]):
+            cell, other = (each[bad & (pcs == earlier)][0] for each in (cells, others))
+            offset = int(cell) * self.granule
+            region = self.memory.owner(offset)
+            assert region is not None
+            words = {
+                "byte": f"{offset - region.start} of {region.name}",
+                "cta": tuple(int(i) for i in self.detector.batch.ids[int(other) // self.detector.warps]),
+                "other": self.detector.code[int(earlier)].where,
+            }
+            self.detector.report("race", pc, int(earlier), sentence.format(**words))
 
     def synchronise(self, unit: Unit, mask: Mask, offsets: Array, ins: Instruction) -> None:
         """Threads access `offsets` of global memory in an order: first what they acquire, then what they release."""
