@@ -23,7 +23,7 @@ from rungs.variants import Variant, load_device, load_experiment
 
 HOPPER = load_experiment("hopper_gemm")
 DEVICE = load_device("sm_90a")
-STAGED, SPLIT, L2 = (HOPPER.variant(rung) for rung in ("H10", "K4", "L2"))
+STAGED, SPLIT, L2 = (HOPPER.variant(rung) for rung in ("H10", "K4", "G2"))
 KINDS = pytest.mark.parametrize("variant", [STAGED, SPLIT, L2], ids=["staged C", "split K", "sums through L2"])
 WORKSPACE = 4 << 40
 RUNGS = list(dict.fromkeys(v for ladder in HOPPER.ladders.values() for v in ladder.rungs.values()))

@@ -105,8 +105,8 @@ def test_shared_memory_is_stages_slots_and_barriers(rung, need):
         ("H6", (129, 8, 8), 132, 2),
         ("H6", (1, 8, 8), 132, 2),  # the second CTA of the only cluster has nothing but zeros
         ("K8", (512, 512, 4096), 132, 128),
-        ("L2", (512, 512, 4096), 132, 128),
-        ("L2", (129, 8, 8), 132, 16),  # two tiles below each other, eight CTAs each
+        ("G2", (512, 512, 4096), 132, 128),
+        ("G2", (129, 8, 8), 132, 16),  # two tiles below each other, eight CTAs each
         ("H0", (65, 64, 8), 132, 2),
     ],
 )
@@ -158,18 +158,18 @@ def test_a_split_tile_receives_what_others_send_of_its_columns():
 
 def test_sums_through_l2_take_global_memory_and_none_that_is_shared():
     """Of each tile of 128 x 128 in float32 seven of eight CTAs send all but their share, 7 times the tile; and 128 bytes of counters."""
-    launched = plan(HOPPER, RUNGS["L2"], DEVICE, (512, 512, 4096), ADDRESSES)
+    launched = plan(HOPPER, RUNGS["G2"], DEVICE, (512, 512, 4096), ADDRESSES)
     assert launched.params[-1] == Workspace(16 * (128 + 7 * 128 * 128 * 4), 16 * 128)
     assert (launched.cluster, launched.sharers, launched.together) == ((2, 1, 1), 8, 16)
-    assert smem_need(HOPPER, RUNGS["L1"]) == smem_need(HOPPER, RUNGS["K1"])
+    assert smem_need(HOPPER, RUNGS["G1"]) == smem_need(HOPPER, RUNGS["K1"])
     k8 = plan(HOPPER, RUNGS["K8"], DEVICE, (512, 512, 4096), ADDRESSES)
     assert (len(k8.params), k8.sharers, k8.together) == (len(launched.params) - 1, 1, 8)
 
 
 def test_part_of_a_tiles_ctas_is_refused_by_the_emulator():
     with pytest.raises(EmulationError, match="CTAs that wait for each other run together: ask for whole groups of 16"):
-        memory, launched = problem.prepare(HOPPER, RUNGS["L2"], ARCH, (256, 128, 64), "integer", 1, 4)
-        launch.run(ptx(RUNGS["L2"]), launched, memory, ctas=range(8))
+        memory, launched = problem.prepare(HOPPER, RUNGS["G2"], ARCH, (256, 128, 64), "integer", 1, 4)
+        launch.run(ptx(RUNGS["G2"]), launched, memory, ctas=range(8))
 
 
 def test_stages_that_leave_no_room_for_the_sums_of_others_are_refused():
@@ -222,7 +222,7 @@ def test_a_dependent_launch_has_the_streams_attribute():
 # ---- results ---------------------------------------------------------------------------------------------------------
 
 
-NEXT_TO = ["H2", "H4", "H5", "H8", "H11", "D0", "D4", "D8", "K2", "K4", "K6", "L3", "L4", "L8", "L9"]
+NEXT_TO = ["H2", "H4", "H5", "H8", "H11", "D0", "D4", "D8", "K2", "K4", "K6", "G3", "G4", "G8", "G9"]
 """Rungs that differ by a constant from one that is emulated; on a GPU all are held against the same answers."""
 EMULATED = [variant for variant in VARIANTS if variant not in [RUNGS[rung] for rung in NEXT_TO]]
 
@@ -234,7 +234,7 @@ def test_every_rung_is_right_and_free_of_races(variant):
     assert failure is None and len(rows) == len(device.SCHEDULES)
 
 
-RAGGED = ["H0", "H3", "H6", "H7", "H12", "K2", "L5", "N0", BEYOND[0], BEYOND[4], BEYOND[-2]]
+RAGGED = ["H0", "H3", "H6", "H7", "H12", "K2", "G5", "N0", BEYOND[0], BEYOND[4], BEYOND[-2]]
 
 
 @pytest.mark.parametrize("name", RAGGED)
@@ -247,7 +247,7 @@ def test_shapes_that_hang_over_every_edge(name, shape):
 
 @pytest.mark.parametrize(
     ("rung", "k_tiles", "seeds"),
-    [("D9", 4, (2, 5)), ("D9", 1, (2,)), ("K3", 4, (1,)), ("K8", 1, (1,)), ("L2", 5, (1,))],
+    [("D9", 4, (2, 5)), ("D9", 1, (2,)), ("K3", 4, (1,)), ("K8", 1, (1,)), ("G2", 5, (1,))],
 )
 def test_ctas_whose_share_of_k_is_empty_add_nothing_and_end(rung, k_tiles, seeds):
     """4 tiles of K over 3 CTAs are 2, 2 and none. D9 once hung there on an H200, where the producer came last: a CTA gave back a
@@ -268,7 +268,7 @@ def test_ctas_whose_share_of_k_is_empty_add_nothing_and_end(rung, k_tiles, seeds
         assert found.good and found.error == 0, (found.failure, found.findings)
 
 
-@pytest.mark.parametrize("rung", ["H7", "H12", "K4", "L7"])
+@pytest.mark.parametrize("rung", ["H7", "H12", "K4", "G7"])
 def test_the_bits_do_not_depend_on_who_is_first(rung):
     variant, seen = RUNGS[rung], set()
     for schedule, delivery in (("cta", "early"), ("random", "late"), ("descending", "late")):
@@ -279,9 +279,9 @@ def test_the_bits_do_not_depend_on_who_is_first(rung):
 
 
 def test_sums_are_the_same_whichever_way_they_take():
-    """K8 and L1 send by st.async and through L2 what they add up in the same order; L1 is launched twice on one workspace."""
+    """K8 and G1 send by st.async and through L2 what they add up in the same order; G1 is launched twice on one workspace."""
     seen = set()
-    for rung, times in (("K8", 1), ("L1", 1), ("L1", 2)):
+    for rung, times in (("K8", 1), ("G1", 1), ("G1", 2)):
         variant = RUNGS[rung]
         memory, launched = problem.prepare(HOPPER, variant, ARCH, (128, 256, 1024), "normal", 7, 4)
         if times > 1:

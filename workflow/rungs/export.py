@@ -389,9 +389,9 @@ def _quoted(text: str) -> str:
 
 WORKSPACE = {
     "workspace_words": """
-// workspace: global memory of the launch's own, a multiple of 16 bytes as address: `workspace_bytes` of the plan below, of which the
-// first `workspace_zeros` are zeros before its first launch with this shape. From then on it is the kernel's. No two launches that
-// can be under way at once may share it.""",
+// workspace: global memory of the launch's own, at a multiple of 16 bytes: `workspace_bytes` of the plan below, of which the
+// first `workspace_zeros` are zeros before the first launch with this shape. From then on it is the kernel's. No two launches
+// that can be under way at once may share it.""",
     "workspace_parameter": "void* workspace, ",
     "workspace_fields": """
   unsigned long long workspace_bytes, workspace_zeros;""",

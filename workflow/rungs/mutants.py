@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -214,7 +215,10 @@ def run_all(
     kept = folder / RUNS
     text = kept.read_text(encoding="utf-8", errors="replace") if kept.is_file() else ""
     done = ran(text)
-    wanted = [(mutant, tool) for mutant in built["mutants"] for tool in (*TOOLS, RESULT)]
+    # First what nothing may run beside on the GPU, one run after the other.
+    others = [tool for tool in (*TOOLS, RESULT) if tool != sanitize.ALONE]
+    wanted = [(mutant, sanitize.ALONE) for mutant in built["mutants"]]
+    wanted += [(mutant, tool) for mutant in built["mutants"] for tool in others]
 
     def key(mutant: Mapping[str, Any], tool: str) -> tuple[str, ...]:
         return mutant["mutation"], str(mutant["place"]), mutant["cubin_sha256"], tool, opened.version, str(time_limit_s)
@@ -229,11 +233,13 @@ def run_all(
         return _run_one(folder, built["arch"], mutant, tool, opened, gpu, time_limit_s, launch)
 
     rows = []
-    with ThreadPoolExecutor(jobs) as pool, kept.open("a", encoding="utf-8") as file:
+    with ThreadPoolExecutor(1) as single, ThreadPoolExecutor(jobs) as pool, kept.open("a", encoding="utf-8") as file:
         if text and not text.endswith("\n"):
             file.write("\n")
+        first = len(built["mutants"])
+        results = itertools.chain(single.map(one, wanted[:first]), _later(pool, one, wanted[first:]))
         try:
-            for number, ((mutant, tool), row) in enumerate(zip(wanted, pool.map(one, wanted), strict=True), start=1):
+            for number, ((mutant, tool), row) in enumerate(zip(wanted, results, strict=True), start=1):
                 rows.append(row)
                 if not mutant["not_built"] and done.get(key(mutant, tool)) is not row:
                     file.write(json.dumps([key(mutant, tool), row]) + "\n")
@@ -242,9 +248,15 @@ def run_all(
                     f"{number} of {len(wanted)}: {' '.join(map(str, key_of(row)))}, {tool}: {row['status']}", flush=True
                 )
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            for each in (single, pool):
+                each.shutdown(wait=False, cancel_futures=True)
             raise
     return rows
+
+
+def _later(pool: ThreadPoolExecutor, one: Callable[[Any], Row], work: Sequence[Any]) -> Iterator[Row]:
+    """As `pool.map`, begun when the first result is asked for."""
+    yield from pool.map(one, work)
 
 
 def ran(text: str) -> dict[tuple[str, ...], Row]:
