@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import torch
 
 from binaries import toolchain
 from rungs import build, clock, gpu, launcher
+from rungs.files import ROOT
 from rungs.variants import WGMMA, load_device, load_experiment
 
 EXPERIMENT = load_experiment("gemm")
@@ -104,9 +106,9 @@ def test_a_hundred_runs_are_bitwise_equal(loaded):
 
 
 @on_gpu
-@pytest.mark.parametrize("rung", ["D3", "D9", "K6", "K8"])
+@pytest.mark.parametrize("rung", ["D3", "D9", "K6", "K8", "G2", "G7", "G10"])
 def test_ctas_that_send_each_other_sums_end_beside_other_processes(rung, tmp_path):
-    """Four processes take turns on the GPU, so that clusters are interrupted while sums are on their way."""
+    """Four processes take turns on the GPU, so that CTAs are interrupted while sums are on their way."""
     experiment, chosen = load_experiment("hopper_gemm"), GPUS[0]
     variant = experiment.variant(rung)
     manifest = tmp_path / variant.name / f"{variant.name}.json"
@@ -114,7 +116,8 @@ def test_ctas_that_send_each_other_sums_end_beside_other_processes(rung, tmp_pat
         pytest.skip(f"{rung} is for another chip")
     command = [sys.executable, "-m", "rungs", "launch", "--experiment", experiment.name, "--arch", chosen.arch]
     command += ["--gpu", chosen.uuid, "--manifest", str(manifest), "--shape", "512,512,8192", "--launches", "100000"]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    own = {**os.environ, "PYTHONPATH": str(ROOT / "workflow")}
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=own) for _ in range(4)]
     try:
         said = [process.communicate(timeout=120)[0] for process in running]
     finally:

@@ -379,6 +379,39 @@ def test_mutants_are_built_once_and_run_under_every_tool(few, gpu, monkeypatch, 
         mutants.prepare(folder, ARCH, "pip", 0)
 
 
+@pytest.fixture
+def beside(monkeypatch):
+    """For each run of a tool the tools that ran while it did."""
+    running, met = [], []
+
+    def check(opened, tool, argv, limit):
+        seen = {tool}
+        running.append(tool)
+        for _ in range(5):
+            time.sleep(0.01)
+            seen |= set(running)
+        running.remove(tool)
+        met.append((tool, seen))
+        return sanitize.Checked(0, 0, "", "", "ok", "")
+
+    monkeypatch.setattr(sanitize, "check", check)
+    return met
+
+
+def test_nothing_runs_beside_racecheck(few, beside, gpu, manifest, monkeypatch, tmp_path):
+    """Beside other tools on a GPU it reported waits without an end, of a wgmma kernel in which there was nothing to wait for."""
+    run(gpu, manifest)
+    assert [tool for tool, _ in beside][0] == "racecheck" and len(beside) == len(sanitize.TOOLS)
+    mutant = {"mutation": "none", "variant": SMALL[0], "place": 0, "cubin": "a.cubin", "cubin_sha256": "c", "not_built": ""}
+    made = [{**mutant, "place": place} for place in range(3)]
+    monkeypatch.setattr(mutants.profile, "run_tool", lambda *_: (None, LAUNCHED))
+    rows = mutants.run_all(tmp_path, {"mutants": made, "arch": ARCH}, sanitize.open_sanitizer(TOOL), gpu, 8, 1.0)
+    assert len(rows) == 3 * (len(sanitize.TOOLS) + 1) and {row["status"] for row in rows} == {"ok"}
+    for tool, seen in beside:
+        assert seen == {"racecheck"} if tool == "racecheck" else "racecheck" not in seen
+    assert any(len(seen) > 1 for _, seen in beside), "the others run side by side"
+
+
 @pytest.mark.parametrize(("jobs", "limit", "places"), [(0, 20.0, 0), (1, 0.0, 0), (1, float("nan"), 0), (1, 20.0, -1)])
 def test_no_jobs_no_time_and_negative_places_are_one_sentence(tmp_path, jobs, limit, places):
     with pytest.raises(
