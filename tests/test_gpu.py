@@ -116,7 +116,7 @@ def test_ctas_that_send_each_other_sums_end_beside_other_processes(rung, tmp_pat
         pytest.skip(f"{rung} is for another chip")
     command = [sys.executable, "-m", "rungs", "launch", "--experiment", experiment.name, "--arch", chosen.arch]
     command += ["--gpu", chosen.uuid, "--manifest", str(manifest), "--shape", "512,512,8192", "--launches", "100000"]
-    own = {**os.environ, "PYTHONPATH": str(ROOT / "workflow")}
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "workflow"), *sys.path])}
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=own) for _ in range(4)]
     try:
         said = [process.communicate(timeout=120)[0] for process in running]
