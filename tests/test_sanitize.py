@@ -220,11 +220,12 @@ def test_a_tool_that_hangs_is_ended_with_all_it_started(gpu, manifest, monkeypat
     monkeypatch.setenv("RUNGS_STANDIN_SANITIZER", "racecheck=hang")
     rows, _, calls = run(gpu, manifest, time_limit_s=1.0)
     assert rows["status"]["racecheck"] == "time limit" and rows["status"]["memcheck"] == "ok"
-    (pid,) = [call["pid"] for call in calls if call["pid"]]
+    pids = [call["pid"] for call in calls if call["pid"]]
+    assert len(pids) == sanitize.ATTEMPTS
     end = time.monotonic() + 5
-    while clock._started(pid) is not None and time.monotonic() < end:
+    while any(clock._started(pid) is not None for pid in pids) and time.monotonic() < end:
         time.sleep(0.02)
-    assert clock._started(pid) is None
+    assert not [pid for pid in pids if clock._started(pid) is not None]
 
 
 def test_a_missing_tool_and_one_that_may_not_be_run_are_rows(gpu, manifest, tmp_path):
@@ -401,8 +402,15 @@ def beside(monkeypatch):
 def test_nothing_runs_beside_racecheck(few, beside, gpu, manifest, monkeypatch, tmp_path):
     """Beside other tools on a GPU it reported waits without an end, of a wgmma kernel in which there was nothing to wait for."""
     run(gpu, manifest)
-    assert [tool for tool, _ in beside][0] == "racecheck" and len(beside) == len(sanitize.TOOLS)
-    mutant = {"mutation": "none", "variant": SMALL[0], "place": 0, "cubin": "a.cubin", "cubin_sha256": "c", "not_built": ""}
+    assert next(tool for tool, _ in beside) == "racecheck" and len(beside) == len(sanitize.TOOLS)
+    mutant = {
+        "mutation": "none",
+        "variant": SMALL[0],
+        "place": 0,
+        "cubin": "a.cubin",
+        "cubin_sha256": "c",
+        "not_built": "",
+    }
     made = [{**mutant, "place": place} for place in range(3)]
     monkeypatch.setattr(mutants.profile, "run_tool", lambda *_: (None, LAUNCHED))
     rows = mutants.run_all(tmp_path, {"mutants": made, "arch": ARCH}, sanitize.open_sanitizer(TOOL), gpu, 8, 1.0)
@@ -410,6 +418,48 @@ def test_nothing_runs_beside_racecheck(few, beside, gpu, manifest, monkeypatch, 
     for tool, seen in beside:
         assert seen == {"racecheck"} if tool == "racecheck" else "racecheck" not in seen
     assert any(len(seen) > 1 for _, seen in beside), "the others run side by side"
+
+
+DEADLOCK = sanitize.Checked(1, 0, "Deadlock detected in Cuda::barrier wait called by threads", "a.cu:1", "found", "")
+LATE = sanitize.Checked(None, None, "", "", "time limit", "racecheck did not end within 1 s.")
+RACE = sanitize.Checked(1, 0, "Error: Race reported", "a.cu:1", "found", "")
+CLEAN = sanitize.Checked(0, 0, "", "", "ok", "")
+
+
+@pytest.mark.parametrize(
+    ("runs", "counts"),
+    [
+        ([DEADLOCK, CLEAN], CLEAN),
+        ([LATE, DEADLOCK, RACE], RACE),
+        ([RACE], RACE),
+        ([LATE, LATE, DEADLOCK], DEADLOCK),
+    ],
+)
+def test_a_wait_without_an_end_counts_where_it_repeats(runs, counts, few, gpu, manifest, monkeypatch, tmp_path):
+    """Racecheck reported such waits of kernels that do not wait for anything, once in a few runs."""
+    left = iter(runs)
+    monkeypatch.setattr(sanitize, "check", lambda _, tool, *__: next(left) if tool == "racecheck" else CLEAN)
+    rows, _, _ = run(gpu, manifest)
+    assert (rows["status"]["racecheck"], next(left, None)) == (counts.status, None)
+
+    mutant = {
+        "mutation": "none",
+        "variant": SMALL[0],
+        "place": 0,
+        "cubin": "a.cubin",
+        "cubin_sha256": "c",
+        "not_built": "",
+    }
+    of = (tmp_path, {"mutants": [mutant], "arch": ARCH}, sanitize.open_sanitizer(TOOL), gpu, 8, 1.0)
+    for ends, asked in ((True, len(runs)), (False, 1)):  # what does not end by itself is believed at once
+        (tmp_path / mutants.RUNS).unlink(missing_ok=True)
+        late = None if ends else ("time limit", "The kernel did not end within 1 s.")
+        monkeypatch.setattr(mutants.profile, "run_tool", lambda *_, late=late: (late, LAUNCHED))
+        left = iter(runs)
+        [row] = [row for row in mutants.run_all(*of) if row["tool"] == "racecheck"]
+        assert row["status"] == (counts if ends else runs[0]).status and len(list(left)) == len(runs) - asked
+        left = iter([])
+        assert row in mutants.run_all(*of), "what has run is kept, each attempt"
 
 
 @pytest.mark.parametrize(("jobs", "limit", "places"), [(0, 20.0, 0), (1, 0.0, 0), (1, float("nan"), 0), (1, 20.0, -1)])

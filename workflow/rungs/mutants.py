@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import itertools
 import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -211,65 +211,69 @@ def run_all(
     time_limit_s: float,
     launch: Sequence[str] | None = None,
 ) -> list[Row]:
-    """A row for each mutant and tool, and for each mutant by itself. `launch` replaces `python -m rungs launch`, for tests."""
+    """A row for each mutant and tool, and for each mutant by itself. `launch` replaces `python -m rungs launch`, for tests.
+
+    Racecheck comes last, one run after the other with nothing beside it, and again where a mutant that ends by itself does not end under
+    it, as `sanitize.check_alone` says.
+    """
     kept = folder / RUNS
     text = kept.read_text(encoding="utf-8", errors="replace") if kept.is_file() else ""
-    done = ran(text)
-    # First what nothing may run beside on the GPU, one run after the other.
+    done, by_itself, writing = ran(text), dict[tuple[str, str, int], str](), threading.Lock()
     others = [tool for tool in (*TOOLS, RESULT) if tool != sanitize.ALONE]
-    wanted = [(mutant, sanitize.ALONE) for mutant in built["mutants"]]
-    wanted += [(mutant, tool) for mutant in built["mutants"] for tool in others]
-
-    def key(mutant: Mapping[str, Any], tool: str) -> tuple[str, ...]:
-        return mutant["mutation"], str(mutant["place"]), mutant["cubin_sha256"], tool, opened.version, str(time_limit_s)
+    first = [(mutant, tool) for mutant in built["mutants"] for tool in others]
+    last = [(mutant, sanitize.ALONE) for mutant in built["mutants"]]
 
     def one(work: tuple[Mapping[str, Any], str]) -> Row:
         mutant, tool = work
         if mutant["not_built"]:
             return row_of(mutant, tool, status="build failed", reason=mutant["not_built"])
-        known = done.get(key(mutant, tool))
-        if known and (*key_of(known), known["tool"]) == (*key_of(mutant), tool):
-            return known
-        return _run_one(folder, built["arch"], mutant, tool, opened, gpu, time_limit_s, launch)
+        attempts = sanitize.ATTEMPTS if tool == sanitize.ALONE and by_itself[key_of(mutant)] != TIME_LIMIT else 1
+        key = mutant["mutation"], str(mutant["place"]), mutant["cubin_sha256"], tool, opened.version, str(time_limit_s)
+        known = [row for row in done.get(key, []) if (*key_of(row), row["tool"]) == (*key_of(mutant), tool)]
+        while (row := settled(known, attempts)) is None:
+            known.append(_run_one(folder, built["arch"], mutant, tool, opened, gpu, time_limit_s, launch))
+            with writing:
+                file.write(json.dumps([key, known[-1]]) + "\n")
+                file.flush()
+        return row
 
-    rows = []
-    with ThreadPoolExecutor(1) as single, ThreadPoolExecutor(jobs) as pool, kept.open("a", encoding="utf-8") as file:
+    rows: list[Row] = []
+    with kept.open("a", encoding="utf-8") as file:
         if text and not text.endswith("\n"):
             file.write("\n")
-        first = len(built["mutants"])
-        results = itertools.chain(single.map(one, wanted[:first]), _later(pool, one, wanted[first:]))
-        try:
-            for number, ((mutant, tool), row) in enumerate(zip(wanted, results, strict=True), start=1):
-                rows.append(row)
-                if not mutant["not_built"] and done.get(key(mutant, tool)) is not row:
-                    file.write(json.dumps([key(mutant, tool), row]) + "\n")
-                    file.flush()
-                print(
-                    f"{number} of {len(wanted)}: {' '.join(map(str, key_of(row)))}, {tool}: {row['status']}", flush=True
-                )
-        except BaseException:
-            for each in (single, pool):
-                each.shutdown(wait=False, cancel_futures=True)
-            raise
+        for some, at_once in ((first, jobs), (last, 1)):
+            with ThreadPoolExecutor(at_once) as pool:
+                try:
+                    for row in pool.map(one, some):
+                        rows.append(row)
+                        of = f"{len(rows)} of {len(first) + len(last)}"
+                        print(f"{of}: {' '.join(map(str, key_of(row)))}, {row['tool']}: {row['status']}", flush=True)
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
+            by_itself |= {key_of(row): row["status"] for row in rows if row["tool"] == RESULT}
     return rows
 
 
-def _later(pool: ThreadPoolExecutor, one: Callable[[Any], Row], work: Sequence[Any]) -> Iterator[Row]:
-    """As `pool.map`, begun when the first result is asked for."""
-    yield from pool.map(one, work)
+def settled(rows: Sequence[Row], attempts: int) -> Row | None:
+    """Of the runs of a tool over a mutant, in their order, the one that counts: the first that ended, once there are as many the last."""
+    for row in rows if attempts > 1 else ():
+        if not sanitize.endless(row["status"], row["finding"]):
+            return row
+    return rows[-1] if len(rows) >= attempts else None
 
 
-def ran(text: str) -> dict[tuple[str, ...], Row]:
+def ran(text: str) -> dict[tuple[str, ...], list[Row]]:
     """What a folder's `RUNS` has of earlier runs. A line that was cut with the run that wrote it, or edited, is as if it had not run."""
     declared = {name: rule for name, rule in schemas.columns("mutations").items() if name != "run_id"}
-    found: dict[tuple[str, ...], Row] = {}
+    found: dict[tuple[str, ...], list[Row]] = {}
     for line in text.splitlines():
         with contextlib.suppress(RecursionError, TypeError, ValueError):
             known, row = json.loads(line)
             if set(row) == set(declared) and not any(
                 schemas.breach(row[name], rule) for name, rule in declared.items()
             ):
-                found[tuple(known)] = row
+                found.setdefault(tuple(known), []).append(row)
     return found
 
 

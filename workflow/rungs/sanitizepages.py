@@ -127,7 +127,7 @@ class Rule:
 
 
 ANY = tuple(GROUPS)
-SYNC, CP_ASYNC, *BULK = ANY
+SYNC, CP_ASYNC, *BULK, SUMS = ANY
 RULES = (
     Rule(
         "addresses",
@@ -162,6 +162,7 @@ RULES = (
         "reports two threads at one location of shared memory, and checks no memory access"
         f" ([manual, Racecheck Tool]({MANUAL}))",
     ),
+    Rule("hazards", ("racecheck",), ("order",), (SUMS,), ""),
     Rule(
         "no tensor copies",
         ("racecheck",),
