@@ -1,6 +1,6 @@
 """How far the rung that `python -m rungs choose` takes is from the fastest one, on shapes that a search measured.
 
-    python benchmarks/choice.py benchmarks/results/choice_fresh.csv
+    python benchmarks/choice.py benchmarks/results/search_5_fresh.csv
 
 Each CSV is what benchmarks/gemm_search.py wrote. A shape counts where the rung that the rule takes was timed; beside it stands the
 fastest of the rungs that the rule knows.
