@@ -30,17 +30,20 @@ def test_cycles_are_first_steps_and_more_of_each_further_wave():
 
 
 def test_a_split_tile_takes_its_share_of_k_and_the_exchange():
-    found = estimate("K6", 512, 512, 8192)  # 16 tiles, 96 CTAs, 128 tiles of K over 6
-    assert (found.waves, found.k_tiles) == (1, 22)
-    assert found.cycles == RULE["K6"]["first"] + 22 * RULE["K6"]["step"] + RULE["K6"]["split"]
+    found = estimate("G3", 512, 512, 8192)  # 16 tiles, 128 CTAs, 128 tiles of K over 8
+    assert (found.waves, found.k_tiles) == (1, 16)
+    assert found.cycles == RULE["G3"]["first"] + 16 * RULE["G3"]["step"] + RULE["G3"]["split"]
 
 
 def test_a_wave_holds_as_many_clusters_as_run_at_once():
-    at_once = HOPPER.choice["sms_in_clusters"][6] // 6  # fewer than 132 / 6: SMs of a GPC are left over
-    assert at_once < 132 // 6
-    assert estimate("K6", 128 * at_once, 128, 64).waves == 1
-    assert estimate("K6", 128 * (at_once + 1), 128, 64).waves == 2
-    assert estimate("K6", 512, 512, 64, sms=66).waves == 2, "11 clusters on a GPU of half the SMs"
+    at_once = HOPPER.choice["sms_in_clusters"][3] // 3  # fewer than 132 / 3: SMs of a GPC are left over
+    assert at_once < 132 // 3
+    assert estimate("K3", 128 * at_once, 128, 64).waves == 1
+    assert estimate("K3", 128 * (at_once + 1), 128, 64).waves == 2
+    assert estimate("K3", 1024, 512, 64, sms=66).waves == 2, "22 clusters on a GPU of half the SMs"
+    assert estimate("G3", 512, 512, 64).waves == 1, "128 CTAs in clusters of two"
+    with pytest.raises(Refused, match="G3 has 16 CTAs that wait for each other, more than the GPU's SMs"):
+        estimate("G3", 512, 512, 64, sms=15)
 
 
 def test_rows_that_begin_inside_a_line_cost_l2_more_and_multicast_less():
@@ -78,7 +81,7 @@ def test_shapes_that_the_kernel_refuses_are_refused():
 
 def test_a_gpu_that_holds_no_cluster_of_a_rung_has_the_others(capsys):
     taken = {each.rung for each in choose.estimates(HOPPER, (512, 512, 8192), DEVICE, 4)}
-    assert "K6" not in taken and {"D2", "H15"} <= taken
+    assert "G10" not in taken and {"D2", "H15"} <= taken
     assert main(["choose", "8x8x8", "--sms", "0"]) != 0
     assert (
         capsys.readouterr().err
@@ -177,10 +180,3 @@ def test_only_experiments_that_multiply_by_wgmma_have_a_rule():
     raw["choice"] = {**HOPPER.choice, "rungs": {"W1": {"step": 1, "first": 1, "more": 1}}}
     with pytest.raises(RungsError, match=r"^Experiment smem_read: choice is of experiments that multiply by wgmma"):
         parse_experiment(raw)
-
-
-def test_a_rung_whose_ctas_wait_for_each_other_is_taken_with_a_word_of_caution(capsys):
-    assert main(["choose", "512x512x8192"]) == 0
-    assert "D9: CTAs that share the K of a tile wait for each other's sums." in capsys.readouterr().out
-    main(["choose", "8192x8192x8192"])
-    assert "share the K" not in capsys.readouterr().out

@@ -175,6 +175,9 @@ def test_the_launcher_launches_the_plan(exported, tmp_path, variant):
     expected = []
     for stream, (shape, sms) in enumerate(((shape, sms) for shape in SHAPES for sms in SMS), start=1):
         wanted = planned(variant, shape, sms)
+        if wanted.sharers > 1 and sms < wanted.together:  # its CTAs would wait for each other for ever
+            expected.append(["error", "720"])  # cudaErrorCooperativeLaunchTooLarge
+            continue
         words = [stream, *wanted.grid, *wanted.block, *wanted.cluster, wanted.smem_bytes, int(wanted.dependent)]
         for parameter in wanted.params:
             if isinstance(parameter, TensorMap):

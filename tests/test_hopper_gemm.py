@@ -207,6 +207,9 @@ def test_a_grid_for_the_whole_gpu_has_no_more_clusters_than_run_at_once(monkeypa
     assert [grid("H6", clusters) for clusters in (66, 64)] == [132, 128]
     assert grid(BEYOND[0], 31) == 124
     assert grid("H5", 0) == 132, "without clusters nothing is asked"
+    with pytest.raises(Refused, match="k108.* has 16 CTAs that wait for each other, and this GPU runs 14 at once"):
+        grid("G2", 7)
+    assert grid("G2", 8) == 8192
 
 
 def test_a_dependent_launch_has_the_streams_attribute():

@@ -42,7 +42,7 @@ class Estimate:
 
 def estimate(experiment: Experiment, rung: str, shape: Shape, device: Device, sms: int | None = None) -> Estimate:
     """Cycles of a rung at M, N, K on a GPU of so many SMs. Raises Refused where the kernel does not compute the shape, or the GPU
-    has fewer SMs than a cluster has CTAs.
+    has fewer SMs than CTAs that wait for each other.
     """
     assert experiment.choice is not None
     rule, known = experiment.choice, experiment.choice["rungs"][rung]
@@ -52,8 +52,11 @@ def estimate(experiment: Experiment, rung: str, shape: Shape, device: Device, sm
     along_m, along_n, of_cluster = wgmma.cluster_of(values)
     cluster, split = along_m * along_n * of_cluster, ctas_along_k(values)
     at_once = min(sms or device.sms, rule["sms_in_clusters"].get(cluster, sms or device.sms)) // cluster * cluster
-    if not at_once:
-        raise Refused(f"{rung} has clusters of {cluster} CTAs, more than the GPU's SMs: choose a larger GPU.")
+    together = cluster * split // of_cluster
+    if at_once < together:
+        raise Refused(
+            f"{rung} has {together} CTAs that wait for each other, more than the GPU's SMs: choose a larger GPU."
+        )
     ctas = wgmma.tiles(values, shape) * split
     waves = math.ceil(ctas / at_once)
     k_tiles = math.ceil(math.ceil(k / values["TILE_K"]) / split)

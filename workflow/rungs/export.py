@@ -324,7 +324,7 @@ def _plan_words(experiment: Experiment, variant: Variant, device: Device, probed
         "dependent": str(probed.dependent).lower(),
         "maps": "\n  ".join(f"plan.{name} = {_map_words(variant, found)};" for name, found in maps.items()),
         "sms_unused": "" if values["VARIANT_PERSISTENT"] else "  (void)sms;\n",
-        **_workspace_words(variant, values, [p for p in probed.params if isinstance(p, Workspace)]),
+        **_workspace_words(variant, values, together, [p for p in probed.params if isinstance(p, Workspace)]),
         "b_shape": "N x K" if values["VARIANT_B_LAYOUT"] == 1 else "K x N",
         "largest": str(LARGEST_EXTENT),
         "capability": device.capability,
@@ -333,7 +333,9 @@ def _plan_words(experiment: Experiment, variant: Variant, device: Device, probed
     }
 
 
-def _workspace_words(variant: Variant, values: Mapping[str, int], found: Sequence[Workspace]) -> dict[str, str]:
+def _workspace_words(
+    variant: Variant, values: Mapping[str, int], together: int, found: Sequence[Workspace]
+) -> dict[str, str]:
     """What stands in header, launcher and example where the kernel has a workspace; nothing where it has none."""
     if not found:
         return dict.fromkeys((*WORKSPACE, "workspace_plan"), "")
@@ -344,7 +346,8 @@ def _workspace_words(variant: Variant, values: Mapping[str, int], found: Sequenc
         f"\n  plan.workspace_zeros = {zeros}ull * (plan.grid / {split});"
         f"\n  plan.workspace_bytes = {whole_tile}ull * (plan.grid / {split});"
     )
-    words = {key: Template(text).substitute(name=variant.name) for key, text in WORKSPACE.items()}
+    of = {"name": variant.name, "together": str(together)}
+    words = {key: Template(text).substitute(of) for key, text in WORKSPACE.items()}
     return words | {"workspace_plan": plan}
 
 
@@ -405,6 +408,10 @@ WORKSPACE = {
   CHECK(cudaMalloc(&workspace, plan.workspace_bytes));
   CHECK(cudaMemset(workspace, 0, plan.workspace_zeros));""",
     "workspace_argument": ", workspace",
+    "too_few_words": """
+//   cudaErrorCooperativeLaunchTooLarge  the device has fewer SMs than CTAs share a tile, which wait for each other""",
+    "too_few": """
+  if (device.sms < ${together}) return cudaErrorCooperativeLaunchTooLarge;""",
 }
 """The words of the templates that a workspace adds."""
 
@@ -435,7 +442,7 @@ $stream_words
 // Returns cudaSuccess once the launch is enqueued; what goes wrong on the device later a later call of CUDA returns. Else:
 //   cudaErrorInvalidValue            a shape that `refusal` below refuses, or a null or misaligned address
 //   cudaErrorNoKernelImageForDevice  the device is not of compute capability $capability, $title
-//   cudaErrorNotSupported            the driver has no cuTensorMapEncodeTiled
+//   cudaErrorNotSupported            the driver has no cuTensorMapEncodeTiled$too_few_words
 //   what cudaFuncSetAttribute or cudaLaunchKernelExC return
 // May be called from several threads, and on several devices. The host does not wait for the device.
 cudaError_t $name(
@@ -580,7 +587,7 @@ cudaError_t $name(
   if (!aligned(a) || !aligned(b) || !aligned(c)$workspace_aligned) return cudaErrorInvalidValue;
   Device device = {};
   if (cudaError_t error = current_device(device)) return error;
-  const Plan plan = ${name}_plan::plan(m, n, k, device.sms);
+  const Plan plan = ${name}_plan::plan(m, n, k, device.sms);$too_few
 
   CUtensorMap map_a, map_b, map_c;
   if (cudaError_t error = encode(device, plan.a, a, map_a)) return error;

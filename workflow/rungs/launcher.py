@@ -165,6 +165,11 @@ def plan_on(
     if experiment.workload != GEMM:  # `sms` is what clusters can hold already: its operands depend on it too
         return plan
     at_once = sms_at_once(function, plan, sms, variant.name)
+    if plan.sharers > 1 and plan.together > at_once * device.pinned(experiment.name):
+        raise Refused(
+            f"{variant.name} has {plan.together} CTAs that wait for each other, and this GPU runs {at_once} at once: they would wait for"
+            " ever, so choose fewer CTAs along K or smaller clusters."
+        )
     return plan if at_once == sms else plans.launch_of(*of, at_once)
 
 
