@@ -166,6 +166,15 @@ def test_sums_through_l2_take_global_memory_and_none_that_is_shared():
     assert (len(k8.params), k8.sharers, k8.together) == (len(launched.params) - 1, 1, 8)
 
 
+def test_a_workspace_that_this_machine_cannot_hold_is_refused(monkeypatch):
+    """Beside operands of 14 bytes an element: 2 bytes of each of its own, and 8 where races are watched."""
+    monkeypatch.setattr(problem.os, "sysconf", lambda name: 1 if name == "SC_PAGE_SIZE" else 400_000_000)
+    launched = plan(HOPPER, RUNGS["G2"], DEVICE, (1024, 1024, 64), ADDRESSES)
+    problem.check_memory((1024, 1024, 64), launched)
+    with pytest.raises(Refused, match="1024x1024x64 takes 2.* bytes to emulate, above half of this machine's 400000000"):
+        problem.check_memory((1024, 1024, 64), launched, race=True)
+
+
 def test_part_of_a_tiles_ctas_is_refused_by_the_emulator():
     with pytest.raises(EmulationError, match="CTAs that wait for each other run together: ask for whole groups of 16"):
         memory, launched = problem.prepare(HOPPER, RUNGS["G2"], ARCH, (256, 128, 64), "integer", 1, 4)

@@ -31,6 +31,8 @@ POLLED = ("mbarrier", "alu", "ptx")
 """Counts that hold how often a wait is asked again, which is a matter of time and so only of this machine."""
 WORKING_BYTES = 14
 """Of each element of A, B and C at most: a drawn int64, the float32 and the bf16."""
+HELD_BYTES, WATCHED_BYTES = 2, 8
+"""Of each byte of a workspace: whether it was written, and where races are watched who has written and read it."""
 ALIGNED_K = 64  # bf16 values of a 128-byte line: K values this far apart touch lines and sectors alike
 
 
@@ -52,10 +54,15 @@ class Outcome:
         return self.right and not self.findings
 
 
-def check_memory(problem: tuple[int, int, int]) -> None:
-    """Raises Refused for operands that this machine could not draw and hold: they would take half of its memory."""
+def check_memory(problem: tuple[int, int, int], launched: plans.Plan | None = None, race: bool = False) -> None:
+    """Raises Refused for what this machine could not draw and hold, which would take half of its memory: the operands, and the
+    workspaces of a launch.
+    """
     m, n, k = problem
     need, there = WORKING_BYTES * (m * k + n * k + m * n), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for given in launched.params if launched else ():
+        if isinstance(given, plans.Workspace):
+            need += (WATCHED_BYTES if race else HELD_BYTES) * given.bytes
     if need > there // 2:
         raise Refused(
             f"{m}x{n}x{k} takes {need} bytes to emulate, above half of this machine's {there}: choose a smaller problem."
@@ -96,7 +103,9 @@ def prepare(
         "b": memory.put("b", b if n_by_k else np.ascontiguousarray(b.T)),
         "c": memory.reserve("c", problem[:2], np.uint16),
     }
-    return memory, plans.plan(experiment, variant, load_device(arch), problem, addresses, sms)
+    launched = plans.plan(experiment, variant, load_device(arch), problem, addresses, sms)
+    check_memory(problem, launched)
+    return memory, launched
 
 
 def reference(memory: GlobalMemory, n_by_k: bool) -> Array:

@@ -37,8 +37,7 @@ def granule(kernel: Kernel) -> int:
     smallest = 16
     for ins in kernel.code:
         if ins.opcode in ("ld", "st") and not {"param", "global"} & set(ins.modifiers):
-            item = next((DTYPES[m].itemsize for m in reversed(ins.modifiers) if m in DTYPES), 1)
-            smallest = min(smallest, item * next((int(m[1:]) for m in ins.modifiers if m in ("v2", "v4")), 1))
+            smallest = min(smallest, _bytes(ins))
         elif ins.opcode == "cp" and ins.modifiers[1] == "ca":
             smallest = min(smallest, getattr(ins.operands[2], "value", 4))
     return smallest
@@ -503,9 +502,7 @@ class Spoken:
         self.writer, self.reader = (np.full(cells, -1, np.int32) for _ in range(2))
         self.written, self.read, self.write_pc, self.read_pc = (np.zeros(cells, np.int32) for _ in range(4))
         self.handed: dict[int, Array] = {}  # offset -> the clock that releases have left there
-        self.pending: dict[
-            tuple[int, int], Array
-        ] = {}  # (CTA, warp) -> what its relaxed loads saw since its last fence
+        self.pending: dict[tuple[int, int], Array] = {}  # what each warp's relaxed loads saw since its last fence
 
     def access(self, unit: Unit, mask: Mask, offsets: Array, size: int, pc: int, *, writes: bool) -> None:
         """Threads read or write `size` bytes at `offsets` of global memory, (CTAs, warps, 32)."""

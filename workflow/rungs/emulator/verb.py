@@ -98,7 +98,7 @@ def run(
             experiment, variant, load_device(arch), (m, n, k), addresses
         )  # refuses before anything is built
         grid = launched.grid[0]
-        problems.check_memory((m, n, k))
+        problems.check_memory((m, n, k), launched, race)
         some = None if grid <= FULL else problems.whole({0, grid // 2, grid - 1}, launched.together)
     with tempfile.TemporaryDirectory(prefix="rungs-emulate-") as folder:
         if ptx is None:
