@@ -239,6 +239,8 @@ def test_tma_is_not_on_older_chips(arch):
 
 
 def test_an_unknown_variant_is_one_sentence(tmp_path):
+    with pytest.raises(RungsError, match=r"^'H77' is no variant of hopper_gemm: .* one of the rungs H0, "):
+        rungs_build.find_variant("H77")
     with pytest.raises(RungsError, match=r"^'abl_L9' is no variant of gemm: a variant is named abl_L\{load\}_"):
         build("abl_L9", "sm_90a", tmp_path / "x.json", toolchain())
 

@@ -171,7 +171,9 @@ def test_a_workspace_that_this_machine_cannot_hold_is_refused(monkeypatch):
     monkeypatch.setattr(problem.os, "sysconf", lambda name: 1 if name == "SC_PAGE_SIZE" else 400_000_000)
     launched = plan(HOPPER, RUNGS["G2"], DEVICE, (1024, 1024, 64), ADDRESSES)
     problem.check_memory((1024, 1024, 64), launched)
-    with pytest.raises(Refused, match="1024x1024x64 takes 2.* bytes to emulate, above half of this machine's 400000000"):
+    with pytest.raises(
+        Refused, match=r"1024x1024x64 takes 2.* bytes to emulate, above half of this machine's 400000000"
+    ):
         problem.check_memory((1024, 1024, 64), launched, race=True)
 
 
@@ -216,7 +218,7 @@ def test_a_grid_for_the_whole_gpu_has_no_more_clusters_than_run_at_once(monkeypa
     assert [grid("H6", clusters) for clusters in (66, 64)] == [132, 128]
     assert grid(BEYOND[0], 31) == 124
     assert grid("H5", 0) == 132, "without clusters nothing is asked"
-    with pytest.raises(Refused, match="k108.* has 16 CTAs that wait for each other, and this GPU runs 14 at once"):
+    with pytest.raises(Refused, match=r"k108.* has 16 CTAs that wait for each other, and this GPU runs 14 at once"):
         grid("G2", 7)
     assert grid("G2", 8) == 8192
 

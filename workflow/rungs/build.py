@@ -107,8 +107,11 @@ def find_variant(name: str) -> tuple[Experiment, Variant]:
     """
     found, reasons = [], []
     experiments, damaged = readable_experiments()
-    # Where none has it, what the one says whose names begin most alike, and of several the first GEMM.
-    for experiment in sorted(experiments, key=lambda e: (-_alike(e.pattern, name), e.workload != GEMM)):
+    # Where none has it, what the one says whose names begin most alike, or that has a ladder of its letters, and else the first GEMM.
+    ladder = name.rstrip("0123456789")
+    for experiment in sorted(
+        experiments, key=lambda e: (-_alike(e.pattern, name), ladder not in e.ladders, e.workload != GEMM)
+    ):
         try:
             found.append((experiment, experiment.variant(name)))
         except RungsError as error:
