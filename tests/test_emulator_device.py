@@ -268,9 +268,12 @@ def test_what_wgmma_holds_up_is_a_cause_of_its_own():
 def test_the_wgmma_kernels_counters_are_equal_to_the_last_count():
     """HGMMA, what the copy engine executes, where multicast lands, and reads of another CTA's shared memory, which no SM counts."""
     frame = EMULATED["hopper_gemm"]
-    conflicts = frame["metric"].isin(equality.CONFLICTS)
-    assert set(frame[~conflicts]["agreement"]) == {"equal"}
+    conflicts, fetched = (frame["metric"].isin(metrics) for metrics in (equality.CONFLICTS, [equality.FETCHED]))
+    assert set(frame[~conflicts & ~fetched]["agreement"]) == {"equal"}
     assert set(frame[conflicts]["agreement"]) <= {"equal", "other engines"}
+    meet = frame["variant"].str.contains("_k10[248]_")  # who waits in global memory asks again
+    assert set(frame[fetched & meet]["agreement"]) <= {"equal", "polls"}
+    assert set(frame[fetched & ~meet]["agreement"]) <= {"equal"}
     shown = set(frame["metric"])
     assert {"sm__inst_executed_pipe_tensor_op_gmma.sum", "smsp__inst_executed_pipe_tma.sum"} <= shown
 
