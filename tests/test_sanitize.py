@@ -380,6 +380,9 @@ def test_mutants_are_built_once_and_run_under_every_tool(few, gpu, monkeypatch, 
         mutants.prepare(folder, ARCH, "pip", 0)
 
 
+PLAIN = {"mutation": "none", "variant": SMALL[0], "place": 0, "cubin": "a.cubin", "cubin_sha256": "c", "not_built": ""}
+
+
 @pytest.fixture
 def beside(monkeypatch):
     """For each run of a tool the tools that ran while it did."""
@@ -403,15 +406,7 @@ def test_nothing_runs_beside_racecheck(few, beside, gpu, manifest, monkeypatch, 
     """Beside other tools on a GPU it reported waits without an end, of a wgmma kernel in which there was nothing to wait for."""
     run(gpu, manifest)
     assert next(tool for tool, _ in beside) == "racecheck" and len(beside) == len(sanitize.TOOLS)
-    mutant = {
-        "mutation": "none",
-        "variant": SMALL[0],
-        "place": 0,
-        "cubin": "a.cubin",
-        "cubin_sha256": "c",
-        "not_built": "",
-    }
-    made = [{**mutant, "place": place} for place in range(3)]
+    made = [{**PLAIN, "place": place} for place in range(3)]
     monkeypatch.setattr(mutants.profile, "run_tool", lambda *_: (None, LAUNCHED))
     rows = mutants.run_all(tmp_path, {"mutants": made, "arch": ARCH}, sanitize.open_sanitizer(TOOL), gpu, 8, 1.0)
     assert len(rows) == 3 * (len(sanitize.TOOLS) + 1) and {row["status"] for row in rows} == {"ok"}
@@ -442,15 +437,7 @@ def test_a_wait_without_an_end_counts_where_it_repeats(runs, counts, few, gpu, m
     rows, _, _ = run(gpu, manifest)
     assert (rows["status"]["racecheck"], next(left, None)) == (counts.status, None)
 
-    mutant = {
-        "mutation": "none",
-        "variant": SMALL[0],
-        "place": 0,
-        "cubin": "a.cubin",
-        "cubin_sha256": "c",
-        "not_built": "",
-    }
-    of = (tmp_path, {"mutants": [mutant], "arch": ARCH}, sanitize.open_sanitizer(TOOL), gpu, 8, 1.0)
+    of = (tmp_path, {"mutants": [PLAIN], "arch": ARCH}, sanitize.open_sanitizer(TOOL), gpu, 8, 1.0)
     for ends, asked in ((True, len(runs)), (False, 1)):  # what does not end by itself is believed at once
         (tmp_path / mutants.RUNS).unlink(missing_ok=True)
         late = None if ends else ("time limit", "The kernel did not end within 1 s.")

@@ -352,7 +352,7 @@ def _atomic(decoder: Decoder, ins: Instruction) -> Step:
 
     def step(unit: Unit, mask: Mask) -> Any:
         batch = unit.batch
-        if not batch.apart or space == "shared":
+        if not batch.apart or space == "shared" or (space == "generic" and _is_shared(unit, slot, mask)):
             return together(unit, mask)
         first = unit.everyone(mask).copy()
         ctas = np.flatnonzero(first.any(axis=(1, 2)))
