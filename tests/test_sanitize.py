@@ -434,8 +434,9 @@ def test_a_wait_without_an_end_counts_where_it_repeats(runs, counts, few, gpu, m
     """Racecheck reported such waits of kernels that do not wait for anything, once in a few runs."""
     left = iter(runs)
     monkeypatch.setattr(sanitize, "check", lambda _, tool, *__: next(left) if tool == "racecheck" else CLEAN)
-    rows, _, _ = run(gpu, manifest)
+    rows, written, _ = run(gpu, manifest)
     assert (rows["status"]["racecheck"], next(left, None)) == (counts.status, None)
+    assert written["attempts"] == {"racecheck": len(runs)}
 
     of = (tmp_path, {"mutants": [PLAIN], "arch": ARCH}, sanitize.open_sanitizer(TOOL), gpu, 8, 1.0)
     for ends, asked in ((True, len(runs)), (False, 1)):  # what does not end by itself is believed at once

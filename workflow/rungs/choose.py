@@ -110,6 +110,8 @@ def show(shapes: Sequence[Shape], sms: int | None) -> str:
         ]
         headers = ["rung", "variant", "waves", "K tiles", "cycles a K tile", "cycles"]
         parts.append(f"{experiment.describe(shape)}: take {rows[0][0]}\n\n{grid(headers, rows)}")
+        for workspace in wgmma.workspace(experiment.values(experiment.variant(rows[0][0])), shape):
+            parts.append(f"{rows[0][0]} takes a workspace of {workspace.bytes:,} bytes of global memory.")
     return "\n\n".join(parts)
 
 

@@ -198,7 +198,11 @@ def _parser() -> argparse.ArgumentParser:
     p = verb("emulate", _emulate, "run a variant without a GPU: right or wrong, counts, bank conflicts and races")
     p.add_argument("--variant", required=True, help="a variant's name or a rung (B3)")
     p.add_argument("--experiment", help="whose variant it is, where a rung's name does not say")
-    for size, default in (("m", 512), ("n", 512), ("k", 1024)):
+    for size, default in (
+        ("m", "512"),
+        ("n", "512"),
+        ("k", "1024, and more where CTAs share it, so that each goes round its ring"),
+    ):
         p.add_argument(f"--{size}", type=int, help=f"of a GEMM; default {default}")
     p.add_argument(
         "--at",
@@ -211,7 +215,11 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--schedule", choices=("cta", "ascending", "descending", "random"), default="cta")
     p.add_argument("--delivery", choices=("early", "late"), default="late", help="when asynchronous copies land")
     p.add_argument("--fill", choices=("integer", "normal"), default="integer")
-    p.add_argument("--race", action="store_true", help="look for races in shared memory")
+    p.add_argument(
+        "--race",
+        action="store_true",
+        help="look for races in shared memory, and in global memory where CTAs wait for each other there",
+    )
     p.add_argument("--toolchain", choices=("pip", "system"), default="pip")
 
     p = verb("emulate-rung", _emulate_rung, "check one variant in the emulator and count it at every shape")
@@ -602,7 +610,8 @@ def _emulate(a: argparse.Namespace) -> int:
     if experiment.workload == GEMM:
         if a.at:
             raise RungsError(f"{experiment.name} is a GEMM, whose problem is not given by --at: give --m, --n and --k.")
-        problem = tuple({"m": 512, "n": 512, "k": 1024}[name] if v is None else v for name, v in sizes.items())
+        usual = verb.usual_problem(experiment, variant)
+        problem = tuple(usual[name] if v is None else v for name, v in sizes.items())
     else:
         if given := [f"--{name}" for name, value in sizes.items() if value is not None]:
             raise RungsError(

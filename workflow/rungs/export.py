@@ -8,6 +8,7 @@ functions in the header, which the tests hold equal to `plan` for every rung.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -173,6 +174,7 @@ def measurements(experiment: Experiment, variant: Variant, recorded: Path, asked
         best = max(measured, key=lambda shape: measured[shape]["share_percent"])
         at = next((shape for shape in (asked, USUAL) if shape in measured), best)
         row, gpu = measured[at], schemas.read_manifest(swept)["gpu"]["name"]
+        missed = f" Not at {experiment.describe(asked)}." if asked and at != asked else ""
         shape = experiment.describe(at)
         if at not in (asked, best):
             shape += f", at most {measured[best]['share_percent']:.1f} % at {experiment.describe(best)}"
@@ -182,7 +184,7 @@ def measurements(experiment: Experiment, variant: Variant, recorded: Path, asked
         compiler = _versions(schemas.read_manifest(built)["compiler"])
         found.append(
             f"Measured on {gpu}, compiled by {compiler}: {row['share_percent']:.1f} % of cuBLAS at {shape}"
-            f" (recorded set {results.name}, run {row['run_id']})."
+            f" (recorded set {results.name}, run {row['run_id']}).{missed}"
         )
     if found:
         return found
@@ -346,7 +348,8 @@ def _workspace_words(
         f"\n  plan.workspace_zeros = {zeros}ull * (plan.grid / {split});"
         f"\n  plan.workspace_bytes = {whole_tile}ull * (plan.grid / {split});"
     )
-    of = {"name": variant.name, "together": str(together)}
+    cluster = math.prod(wgmma.cluster_of(values))
+    of = {"name": variant.name, "together": str(together), "waiting": str(together - cluster)}
     words = {key: Template(text).substitute(of) for key, text in WORKSPACE.items()}
     return words | {"workspace_plan": plan}
 
@@ -392,9 +395,13 @@ def _quoted(text: str) -> str:
 
 WORKSPACE = {
     "workspace_words": """
-// workspace: global memory of the launch's own, at a multiple of 16 bytes: `workspace_bytes` of the plan below, of which the
-// first `workspace_zeros` are zeros before the first launch with this shape. From then on it is the kernel's. No two launches
-// that can be under way at once may share it.""",
+// workspace: `workspace_bytes` of the plan below of global memory, at a multiple of 16 bytes; its size is not checked. Fill
+// the first `workspace_zeros` with zeros, in the stream, before the first launch, after one that failed, and whenever M or N
+// come to another `grid` than in the launch before; between launches leave it alone. Launches in one stream may share it, each
+// waits for the one ahead; launches in several streams, or of several of these kernels, may not.
+// The CTAs of a tile wait for each other, and are no cluster: they have indices in a row, and CTAs begin in that order. A
+// launch holds no more than $waiting of the device's SMs while it waits for others, so that it ends beside any kernels that end by
+// themselves, and beside fewer than SMs / $waiting launches of this kind; of a part of a device count its SMs.""",
     "workspace_parameter": "void* workspace, ",
     "workspace_fields": """
   unsigned long long workspace_bytes, workspace_zeros;""",

@@ -210,13 +210,12 @@ def endless(status: str, finding: str) -> bool:
     return status == TIME_LIMIT or (status == FOUND and finding.startswith("Deadlock detected"))
 
 
-def check_alone(sanitizer: Sanitizer, child: Sequence[str], time_limit_s: float) -> Checked:
-    """Racecheck's first run that ends, or its last."""
-    for _ in range(ATTEMPTS):
-        found = check(sanitizer, ALONE, child, time_limit_s)
-        if not endless(found.status, found.finding):
-            break
-    return found
+def check_alone(sanitizer: Sanitizer, child: Sequence[str], time_limit_s: float) -> tuple[Checked, int]:
+    """Racecheck's first run that ends, or its last, and which one it is."""
+    found, attempts = check(sanitizer, ALONE, child, time_limit_s), 1
+    while endless(found.status, found.finding) and attempts < ATTEMPTS:
+        found, attempts = check(sanitizer, ALONE, child, time_limit_s), attempts + 1
+    return found, attempts
 
 
 # ---- a rung's CSV ----------------------------------------------------------------------------------------------------
@@ -240,6 +239,7 @@ def sanitize(
     """
     run_id = secrets.token_hex(4)
     failure: tuple[str, str] | None = None
+    attempts = 0
     provenance: Mapping[str, str] = {"variant": variant.name}
     sanitizer = None
     try:
@@ -266,7 +266,7 @@ def sanitize(
         else:
             opened = sanitizer
             with clock.ending_signals(), ThreadPoolExecutor(len(TOOLS)) as pool:
-                alone = check_alone(opened, argv, time_limit_s)
+                alone, attempts = check_alone(opened, argv, time_limit_s)
                 others = [tool for tool in TOOLS if tool != ALONE]
                 found = pool.map(lambda tool: check(opened, tool, argv, time_limit_s), others)
                 checked = {ALONE: alone, **dict(zip(others, found, strict=True))}
@@ -287,6 +287,7 @@ def sanitize(
         "binary": provenance,
         "gpu": gpu.as_json(),
         "sanitizer": described(sanitizer, time_limit_s),
+        "attempts": {ALONE: attempts},
         "problem": {"shape": list(shape), "sms": sms, "launches": 1},
         "software": measure.software({}),
         "measured_at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

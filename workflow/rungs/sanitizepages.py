@@ -63,7 +63,11 @@ def render(results: Path, experiment_name: str, stale: Mapping[str, str] | None 
     parts = [
         f"# {experiment_name} under Compute Sanitizer",
         "One launch of each binary on the small problem that the emulator checks it on too"
-        + (": two CTAs, and a K two tiles longer than the ring of stages." if experiment.workload == GEMM else "."),
+        + (
+            ": two tiles or more of C, and for each CTA a K two tiles longer than its ring of stages."
+            if experiment.workload == GEMM
+            else "."
+        ),
         grid(["variant", "rungs", "shape", *TOOLS], body),
     ]
     if findings:

@@ -331,6 +331,7 @@ def ladder_tables(source: Source, ladder: Ladder) -> str:
         head = (
             f"{size_text(size)}: TFLOP/s and, in brackets, the share of {source.facts.control} in the same rounds. Each row is a"
             " job of its own at a clock of its own: compare two rows by the share or, better, by the step between them."
+            + _on_another_board(source, names)
         )
         headers = ["rung", "what it is", *(f"K={k}" for k in depths)]
         used = [row for key, row in cells.items() if key[1:3] == size]
@@ -340,6 +341,17 @@ def ladder_tables(source: Source, ladder: Ladder) -> str:
             )
         )
     return "\n\n".join(tables)
+
+
+def _on_another_board(source: Source, names: Mapping[str, str]) -> str:
+    """Which rungs (rung -> variant) were timed on another GPU than most, in a sentence; empty where all were on one."""
+    where = {rung: source.facts.boards[name] for rung, name in names.items() if name in source.facts.boards}
+    tally = pd.Series(where).value_counts()
+    if len(tally) < 2:
+        return ""
+    others = [rung for rung, board in where.items() if board != tally.index[0]]
+    was = "were" if len(others) > 1 else "was"
+    return f" {', '.join(others)} {was} timed on another GPU than the rest: their shares compare with the others' by steps alone."
 
 
 def step_tables(source: Source, ladder: Ladder) -> str:

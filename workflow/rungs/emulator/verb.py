@@ -12,7 +12,7 @@ from rungs.emulator import problem as problems
 from rungs.emulator.problem import SMS, Outcome
 from rungs.errors import Refused, RungsError
 from rungs.plan import plan
-from rungs.variants import GEMM, Experiment, Variant, load_device
+from rungs.variants import GEMM, Experiment, Variant, ctas_along_k, load_device
 
 FULL = 64
 """CTAs of the largest grid that runs in full: of a larger one three are run, and its counts follow from small K."""
@@ -46,6 +46,14 @@ SCHEDULES = {
     "descending": "warp by warp, the last that can run",
     "random": "warp by warp at random",
 }
+
+
+def usual_problem(experiment: Experiment, variant: Variant) -> dict[str, int]:
+    """M, N and K of a GEMM where they are not given: where CTAs share a tile's K, so much of it that each goes round its ring."""
+    values = experiment.values(variant)
+    split = ctas_along_k(values)
+    around = values["TILE_K"] * (values["VARIANT_STAGES"] + 2) * split
+    return {"m": 512, "n": 512, "k": max(1024, around) if split > 1 else 1024}
 
 
 def at_point(experiment: Experiment, variant: Variant, arch: str, at: Mapping[str, int]) -> tuple[int, ...]:
