@@ -12,7 +12,7 @@ from rungs.emulator import loads, machine, parser
 from rungs.emulator.memory import PARAM_WINDOW, SHARED_BASE, GlobalMemory, SharedMemory
 from rungs.emulator.metrics import Tally
 from rungs.emulator.parser import EmulationError, Instruction, Kernel
-from rungs.emulator.race import Detector
+from rungs.emulator.race import Detector, synchronises
 from rungs.emulator.state import LANES, Batch, Finding
 from rungs.plan import InGlobal, Plan, TensorMap, Workspace, check_tensor_map
 from rungs.variants import load_device
@@ -21,6 +21,8 @@ Array = np.ndarray
 BATCH = 16
 """CTAs that execute together: seven times faster than one by one, and their accumulators still fit a core's cache."""
 RACE_BATCH = 4
+WATCHED_THREADS = 1 << 15
+"""Of a grid whose CTAs all run together where their atomics are watched: clocks grow with the square of its warps."""
 MAX_INSTRUCTIONS = 20_000_000
 LARGEST_CLUSTER = 8
 """What every GPU with clusters can launch."""
@@ -106,7 +108,8 @@ def run(
     parts = []
     size = max(RACE_BATCH if race else BATCH, together) // together * together
     polls = any(loads.polls(ins) for ins in kernel.code)
-    if polls and plan.sharers == 1:
+    talk = race and any(synchronises(ins) for ins in kernel.code)
+    if plan.sharers == 1 and (polls or (talk and len(wanted) * int(np.prod(plan.block)) <= WATCHED_THREADS)):
         size = len(wanted)  # who waits for whom is not said
     for first in range(0, len(wanted), size):
         ids = np.array(wanted[first : first + size])

@@ -161,8 +161,9 @@ def _load(decoder: Decoder, ins: Instruction) -> Step:
         if polling and (held := _poll(unit, offsets, mask, pc)):
             return held
         unit.batch.tally.add(pc, "sectors", pattern_of(offsets, mask, patterns).sectors)
+        found = unit.batch.memory.load(offsets, size, ins)
         _watch(unit, mask, offsets, size, pc, ins)
-        return finish(unit, mask, unit.batch.memory.load(offsets, size, ins))
+        return finish(unit, mask, found)
 
     def from_cluster(unit: Unit, mask: Mask) -> None:
         batch, everyone = unit.batch, unit.everyone(mask)
@@ -215,10 +216,10 @@ def _watch(unit: Unit, mask: Mask, offsets: Array, size: int, pc: int, ins: Inst
     """Tell the race detector of an access of global memory, where CTAs talk there."""
     if not (unit.batch.race and unit.batch.race.talks):
         return
-    if synchronises(ins):
-        unit.batch.race.spoken.synchronise(unit, mask, offsets, ins)
-    else:
-        unit.batch.race.spoken.access(unit, mask, offsets, size, pc, writes=ins.opcode == "st")
+    spoken, ordered = unit.batch.race.spoken, synchronises(ins)
+    spoken.access(unit, mask, offsets, size, pc, writes=ins.opcode != "ld", ordered=ordered)
+    if ordered:
+        spoken.synchronise(unit, mask, offsets, ins)
 
 
 def _is_shared(unit: Unit, slot: int, mask: Mask) -> bool:
@@ -295,10 +296,11 @@ def _store(decoder: Decoder, ins: Instruction) -> Step:
     def to_global(unit: Unit, mask: Mask) -> None:
         offsets, values = offsets_of(unit, unit.registers[slot], offset, mask), gathered(unit)
         unit.batch.tally.add(pc, "sectors", pattern_of(offsets, mask, patterns).sectors)
+        if mask is None:
+            unit.batch.memory.store(offsets, values, size, ins)
+        else:
+            unit.batch.memory.store(offsets[mask], values[mask], size, ins)
         _watch(unit, mask, offsets, size, pc, ins)
-        if mask is not None:
-            offsets, values = offsets[mask], values[mask]
-        unit.batch.memory.store(offsets, values, size, ins)
 
     def generic(unit: Unit, mask: Mask) -> None:
         return (to_shared if _is_shared(unit, slot, mask) else to_global)(unit, mask)
@@ -336,7 +338,7 @@ def combination(ins: Instruction, type: str) -> Callable[[Array, Array], Array] 
 
 def _atomic(decoder: Decoder, ins: Instruction) -> Step:
     """atom and red: thread after thread, in the order of the CTAs. Atomics do not race with each other."""
-    from rungs.emulator.sync import Part
+    from rungs.emulator.sync import Apart
 
     type, count, size = _shape_of(ins)
     space, item, function = _space(ins), DTYPES[type], combination(ins, type)
@@ -354,12 +356,11 @@ def _atomic(decoder: Decoder, ins: Instruction) -> Step:
         batch = unit.batch
         if not batch.apart or space == "shared" or (space == "generic" and _is_shared(unit, slot, mask)):
             return together(unit, mask)
-        first = unit.everyone(mask).copy()
-        ctas = np.flatnonzero(first.any(axis=(1, 2)))
-        first[ctas[1:]] = False
-        held = Poll(batch.memory.version, False)
-        together(unit, first)
-        return Part(None, first, held) if len(ctas) > 1 else None
+        ctas, until = np.flatnonzero(unit.everyone(mask).any(axis=(1, 2))), Poll(batch.memory.version, False)
+        held = np.zeros(batch.ctas, bool)
+        held[ctas[1:]] = True
+        together(unit, unit.everyone(mask) & ~held[:, None, None])
+        return Apart(held, until) if held.any() else None
 
     def together(unit: Unit, mask: Mask) -> None:
         batch, everyone = unit.batch, unit.everyone(mask)
@@ -372,7 +373,6 @@ def _atomic(decoder: Decoder, ins: Instruction) -> Step:
             places = np.broadcast_to(batch.shared.index(addresses, size), unit.shape)[everyone]
         else:
             offsets = offsets_of(unit, unit.registers[slot], offset, mask)
-            _watch(unit, mask, offsets, size, pc, ins)
             places = offsets[everyone]
         values = np.stack(
             [_view(np.broadcast_to(unit.registers[each], unit.shape)[everyone], item) for each in sources], axis=1
@@ -387,6 +387,8 @@ def _atomic(decoder: Decoder, ins: Instruction) -> Step:
                 batch.shared.flat(size)[at] = new
             else:
                 batch.memory.store(at, new, size, ins)
+        if not shared:
+            _watch(unit, mask, offsets, size, pc, ins)
         for i, target in enumerate(targets):
             if target is not None:
                 result = np.zeros(unit.shape, item)

@@ -61,7 +61,7 @@ def _guarded(decoder: Decoder, ins: Instruction, step: Step) -> Step:
         if part.all() if mask is None else np.array_equal(part, mask):
             return step(unit, mask)
         result = step(unit, part)
-        if isinstance(result, sync.Part) and result.barrier is None:
+        if isinstance(result, sync.Apart):
             return result
         if result is not None and not isinstance(result, int):
             raise ins.error("holds a part of its threads by a guard, where a branch was expected")
@@ -218,10 +218,13 @@ def _run_group(unit: Unit, group: ThreadGroup, decoder: Decoder, budget: int) ->
             group.waits = result
             sync.converge(unit)
             return count, True
+        if isinstance(result, sync.Apart):
+            mask = group.mask = _hold_back(unit, group, pc, result)
+            active, result = unit.active_warps(mask), None
         if isinstance(result, sync.Part):
             others = unit.everyone(mask) & ~result.mask
             if others.any():
-                unit.groups.append(ThreadGroup(pc, others, result.others))
+                unit.groups.append(ThreadGroup(pc, others))
             group.mask, active, result = result.mask, unit.active_warps(result.mask), result.barrier
         if active is None:
             full[pc] += 1
@@ -245,6 +248,21 @@ def _run_group(unit: Unit, group: ThreadGroup, decoder: Decoder, budget: int) ->
             return count, True
     group.pc = pc
     return count, False
+
+
+def _hold_back(unit: Unit, group: ThreadGroup, pc: int, apart: sync.Apart) -> Array:
+    """Hold what is of the CTAs that come later, of this group and of those that stand elsewhere; returns the threads that go on."""
+    later = apart.held[:, None, None]
+    for other in [each for each in unit.groups if each is not group and each.waits is None]:
+        theirs, rest = (unit.everyone(other.mask) & which for which in (later, ~later))
+        if theirs.any() and rest.any():
+            other.mask = rest
+            unit.groups.append(ThreadGroup(other.pc, theirs, apart.until))
+        elif theirs.any():
+            other.waits = apart.until
+    everyone = unit.everyone(group.mask)
+    unit.groups.append(ThreadGroup(pc, everyone & later, apart.until))
+    return everyone & ~later
 
 
 def _join(unit: Unit) -> ThreadGroup | None:

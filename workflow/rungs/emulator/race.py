@@ -8,8 +8,9 @@ schedule: a race is found even where lockstep gives the right result.
 
 In global memory warps are ordered by what they leave there: a release hands the warp's clock on to whoever acquires at the same
 address, and a relaxed access what the last fence before it has published, or what the next one after it will have learnt. A plain
-access of what a warp of another CTA wrote is a race where its write lies beyond what the warp has seen. A kernel without atomics
-and ordered loads in global memory is not watched there.
+access of what a warp of another CTA wrote, or a write of what it read, is a race where that lies beyond what the warp has seen. Of
+several readers of a place the last is kept. A kernel without atomics and ordered accesses of global memory is not watched there, nor is
+what cp.async and the copy engine read and write there.
 
 Beside what a warp has seen it is kept how much of that went through fence.proxy.async: the copy engine may only touch what
 ordinary instructions wrote where a fence lies between. Inside a warp, lanes are taken to be ordered.
@@ -28,6 +29,9 @@ from rungs.emulator.state import DTYPES, Batch, Finding, Mask, Unit
 
 MBARRIERS = 64
 ORDERED = {"acquire", "release", "acq_rel", "relaxed", "volatile"}
+SCOPES = ("cta", "cluster", "gpu")
+Domain = tuple[str, int]
+"""A scope and which of its kind."""
 WARPGROUP = 4  # warps
 SEEN, FENCED = 0, 1
 
@@ -334,11 +338,11 @@ class Detector:
         if self.talks:
             self.clock[ctas, warps, SEEN, self.wide + ctas * self.warps + warps] += 1
 
-    def publish(self, unit: Unit, mask: Mask) -> None:
+    def publish(self, unit: Unit, mask: Mask, scope: str) -> None:
         """Warps execute a fence, after which a relaxed arrival hands on what they have seen so far."""
         ctas, warps = self.each(unit, mask)
         if self.talks:
-            self.spoken.learn(ctas, warps)
+            self.spoken.fence(ctas, warps, scope)
         self.published[ctas, warps] = self.clock[ctas, warps]
         self._tick(ctas, warps)
 
@@ -492,7 +496,11 @@ class Detector:
 
 
 class Spoken:
-    """What the CTAs of a batch write to each other in global memory. Agents are its warps."""
+    """What the CTAs of a batch write to each other in global memory. Agents are its warps.
+
+    What is handed on, and to whom, is kept by domain: the whole batch (gpu), a cluster, a CTA. A release of a scope reaches the domains
+    of its CTA up to that scope, an acquire learns from those of its own.
+    """
 
     def __init__(self, detector: Detector) -> None:
         self.detector, self.memory = detector, detector.batch.memory
@@ -501,11 +509,19 @@ class Spoken:
         cells = len(self.memory.arena) // self.granule
         self.writer, self.reader = (np.full(cells, -1, np.int32) for _ in range(2))
         self.written, self.read, self.write_pc, self.read_pc = (np.zeros(cells, np.int32) for _ in range(4))
-        self.handed: dict[int, Array] = {}  # offset -> the clock that releases have left there
-        self.pending: dict[tuple[int, int], Array] = {}  # what each warp's relaxed loads saw since its last fence
+        self.write_ordered, self.read_ordered = (np.zeros(cells, bool) for _ in range(2))
+        self.handed: dict[int, dict[Domain, Array]] = {}  # offset -> the clocks that releases have left there
+        self.pending: dict[
+            tuple[int, int], dict[Domain, Array]
+        ] = {}  # what each warp's relaxed loads saw since its fences
+        self.published: dict[tuple[int, int], dict[str, Array]] = {}  # what each warp's last fence of a scope published
 
-    def access(self, unit: Unit, mask: Mask, offsets: Array, size: int, pc: int, *, writes: bool) -> None:
-        """Threads read or write `size` bytes at `offsets` of global memory, (CTAs, warps, 32)."""
+    def access(
+        self, unit: Unit, mask: Mask, offsets: Array, size: int, pc: int, *, writes: bool, ordered: bool
+    ) -> None:
+        """Threads read or write `size` bytes at `offsets` of global memory, (CTAs, warps, 32). Ordered accesses, atomics among them,
+        do not race with each other.
+        """
         detector, everyone = self.detector, unit.everyone(mask)
         ctas, warps, _ = np.nonzero(everyone)
         warps = warps + unit.first
@@ -513,18 +529,23 @@ class Spoken:
         clocks = detector.clock[ctas, warps, SEEN, detector.wide :]
         agents = ctas * detector.warps + warps
         stamps = clocks[np.arange(len(agents)), agents]
-        accesses = [(self.writer, self.written, self.write_pc, _GLOBAL_WRITE if writes else _GLOBAL_READ)]
-        accesses += [(self.reader, self.read, self.read_pc, _GLOBAL_OVERWRITE)] if writes else []
-        for who, when, pcs, sentence in accesses:
+        as_writer = (self.writer, self.written, self.write_pc, self.write_ordered)
+        as_reader = (self.reader, self.read, self.read_pc, self.read_ordered)
+        earlier = [(as_writer, _GLOBAL_WRITE if writes else _GLOBAL_READ)]
+        earlier += [(as_reader, _GLOBAL_OVERWRITE)] if writes else []
+        for (who, when, pcs, strong), sentence in earlier:
             other = who[cells]
             seen = np.take_along_axis(clocks, np.maximum(other, 0).astype(np.intp), axis=1)
             bad = (other >= 0) & (other // detector.warps != ctas[:, None]) & (seen < when[cells])
+            bad &= ~(strong[cells] & ordered)
             self._races(bad, cells, other, pcs[cells], pc, sentence)
-        who, when, pcs = accesses[0][:3] if writes else (self.reader, self.read, self.read_pc)
-        who[cells], when[cells], pcs[cells] = agents[:, None], stamps[:, None], pc
-        if writes:  # of those that write one place in this step the last stands there
-            other = self.writer[cells]
+        who, when, pcs, strong = as_writer if writes else as_reader
+        who[cells], when[cells], pcs[cells], strong[cells] = agents[:, None], stamps[:, None], pc, ordered
+        if writes and not ordered:
+            other = self.writer[cells]  # of those that write one place in this step the last stands there
             self._races(other // detector.warps != ctas[:, None], cells, other, pcs[cells], pc, _GLOBAL_WRITE)
+            for at in [at for at in self.handed if np.isin(at // self.granule, cells)]:
+                del self.handed[at]  # a plain store hands nothing on
 
     def _races(self, bad: Array, cells: Array, others: Array, pcs: Array, pc: int, sentence: str) -> None:
         """Report the accesses in `bad`, which race with what `others` did at `pcs`."""
@@ -532,7 +553,7 @@ class Spoken:
             cell, other = (each[bad & (pcs == earlier)][0] for each in (cells, others))
             offset = int(cell) * self.granule
             region = self.memory.owner(offset)
-            assert region is not None
+            assert region is not None  # the access itself was in bounds
             words = {
                 "byte": f"{offset - region.start} of {region.name}",
                 "cta": tuple(int(i) for i in self.detector.batch.ids[int(other) // self.detector.warps]),
@@ -540,33 +561,48 @@ class Spoken:
             }
             self.detector.report("race", pc, int(earlier), sentence.format(**words))
 
+    def domains(self, cta: int, scope: str) -> list[Domain]:
+        """Those of a CTA up to a scope."""
+        every = [("cta", cta), ("cluster", cta // self.detector.batch.cluster), ("gpu", 0)]
+        return every[: SCOPES.index(scope) + 1]
+
     def synchronise(self, unit: Unit, mask: Mask, offsets: Array, ins: Instruction) -> None:
         """Threads access `offsets` of global memory in an order: first what they acquire, then what they release."""
-        detector, words = self.detector, set(ins.modifiers)
-        if "cta" in words:  # nobody else is promised anything
-            return
+        detector, words, scope = self.detector, set(ins.modifiers), scope_of(ins)
         acquires, releases = ins.opcode in ("ld", "atom"), ins.opcode != "ld"
         for cta, warp, lane in np.argwhere(unit.everyone(mask)):
             who, at = (int(cta), int(warp) + unit.first), int(offsets[cta, warp, lane])
-            held = self.handed.get(at)
-            if acquires and held is not None:
+            held, mine = self.handed.get(at, {}), self.domains(int(cta), scope)
+            for domain in (domain for domain in mine if acquires and domain in held):
                 if {"acquire", "acq_rel"} & words:
-                    detector.clock[who] = np.maximum(detector.clock[who], held)
+                    detector.clock[who] = np.maximum(detector.clock[who], held[domain])
                 else:
-                    pending = self.pending.get(who)
-                    self.pending[who] = held if pending is None else np.maximum(pending, held)
+                    pending = self.pending.setdefault(who, {})
+                    pending[domain] = np.maximum(pending.get(domain, 0), held[domain])
             if releases:
-                given = (detector.clock if {"release", "acq_rel"} & words else detector.published)[who]
                 # An atomic goes on with what it found there; a store begins anew.
-                self.handed[at] = given.copy() if held is None or ins.opcode == "st" else np.maximum(held, given)
+                left = self.handed[at] = {} if ins.opcode == "st" else dict(held)
+                for domain in mine:
+                    strong = bool({"release", "acq_rel"} & words)
+                    given = detector.clock[who] if strong else self.published.get(who, {}).get(domain[0])
+                    if given is not None:
+                        left[domain] = np.maximum(left.get(domain, 0), given)
         if releases and {"release", "acq_rel"} & words:
             detector._tick(*detector.each(unit, mask))
 
-    def learn(self, ctas: Array, warps: Array) -> None:
-        """Warps execute a fence: what their relaxed loads have seen is behind them."""
+    def fence(self, ctas: Array, warps: Array, scope: str) -> None:
+        """Warps execute a fence of a scope: what their relaxed loads have seen is behind them, and what they did before is published."""
+        within = SCOPES[: SCOPES.index(scope) + 1]
         for who in zip(ctas.tolist(), warps.tolist(), strict=True):
-            if (pending := self.pending.pop(who, None)) is not None:
-                self.detector.clock[who] = np.maximum(self.detector.clock[who], pending)
+            pending = self.pending.get(who, {})
+            for domain in [domain for domain in pending if domain[0] in within]:
+                self.detector.clock[who] = np.maximum(self.detector.clock[who], pending.pop(domain))
+            self.published.setdefault(who, {}).update(dict.fromkeys(within, self.detector.clock[who].copy()))
+
+
+def scope_of(ins: Instruction) -> str:
+    """Of an ordered access or a fence, the whole GPU where none is said."""
+    return next((scope for scope in ("cta", "cluster") if scope in ins.modifiers), "gpu")
 
 
 def _bytes(ins: Instruction) -> int:

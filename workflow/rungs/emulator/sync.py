@@ -12,6 +12,7 @@ from rungs.emulator.alu import pure
 from rungs.emulator.loads import addresses_of, land_part, nothing, whole_warps
 from rungs.emulator.memory import LAST_RANK, REMOTE_BITS, from_mapa
 from rungs.emulator.parser import Address, Immediate, Instruction, Operand
+from rungs.emulator.race import scope_of
 from rungs.emulator.state import DTYPES, EXIT, LANES, Array, Batch, Decoder, Mask, Poll, Step, Unit, items, uniform
 
 TX_LIMIT = (1 << 20) - 1
@@ -103,14 +104,18 @@ class Barrier:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Holds the threads in `mask` at a barrier, where the others of their group are yet to execute the instruction.
+    """Holds the threads in `mask` at a barrier, where the others of their group are yet to execute the instruction."""
 
-    Without a barrier they go on, and it is the others that are held, by `others`.
-    """
-
-    barrier: Barrier | None
+    barrier: Barrier
     mask: Array
-    others: Poll | None = None
+
+
+@dataclass(eq=False)
+class Apart:
+    """Has executed for some CTAs and not for those in `held`, (CTAs) bool, which come later: whatever of a unit is theirs is held."""
+
+    held: Array
+    until: Poll
 
 
 @dataclass(eq=False)
@@ -611,6 +616,7 @@ def _fence(decoder: Decoder, ins: Instruction) -> Step:
     reaches = not proxy or "global" not in ins.modifiers
     initialises = ins.modifiers[0] == "mbarrier_init"
     tensormap = ins.modifiers[0] == "proxy" and ins.modifiers[1].split("::")[0] == "tensormap"
+    scope = scope_of(ins)
     known = ("proxy", "mbarrier_init", "acq_rel", "sc", "cta", "gl", "sys", "acquire", "release")
     if ins.modifiers[0] not in known or (ins.modifiers[0] == "proxy" and not proxy and not tensormap):
         raise ins.error("is a fence that the emulator lacks")
@@ -624,7 +630,7 @@ def _fence(decoder: Decoder, ins: Instruction) -> Step:
         elif race and not proxy and not tensormap:
             if initialises:
                 race.fence(unit, mask, barriers_only=True)
-            race.publish(unit, mask)
+            race.publish(unit, mask, scope)
 
     return step
 
