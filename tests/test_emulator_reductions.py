@@ -184,6 +184,81 @@ def test_two_ctas_that_write_one_place(tmp_path):
     assert "writes byte 128 of workspace of parameter 1, which" in result.findings[0].sentence
 
 
+# A kernel that polls, whose CTAs go on one after the other from each atomic on.
+POLLS = (
+    "ld.param.u64 %rd3, [data];\nld.acquire.gpu.global.u32 %r20, [%rd3];\nsetp.ne.u32 %p2, %r0, 0;\nmov.u32 %r30, 0;\n"
+)
+ADDS = {
+    "by all threads": "red.relaxed.gpu.global.add.u32 [%rd3], 1;\n",
+    "by a guard": "@!%p2 red.relaxed.gpu.global.add.u32 [%rd3], 1;\n",
+    "by a branch": "@%p2 bra $PAST;\nred.relaxed.gpu.global.add.u32 [%rd3], 1;\n$PAST:\n",
+}
+
+
+@pytest.mark.parametrize("how", ADDS)
+@pytest.mark.parametrize(("schedule", "race"), [("cta", False), ("cta", True), ("ascending", False), ("random", True)])
+def test_who_is_held_back_executes_nothing_twice_and_nothing_alone(how, schedule, race, tmp_path):
+    """What comes behind an atomic is executed once, by whole warps, whether or not other CTAs are held back at it."""
+    body = (
+        POLLS
+        + ADDS[how]
+        + "add.u32 %r30, %r30, 1;\nshfl.sync.idx.b32 %r31, %r30, 0, 31, -1;\nbar.sync 0;\nbar.sync 0;\n"
+    )
+    body += "st.global.u32 [%rd0], %r31;\n"
+    got, result = run(tmp_path, body, cluster=1, grid=3, map=None, schedule=schedule, race=race, workspace=True)
+    assert (got == 1).all() and not result.findings
+    assert result.counts.total("stg") == 3
+
+
+def test_several_ctas_that_store_out_of_bounds_are_one_sentence(tmp_path):
+    for offset in (256, 4096, 1 << 33):
+        body = POLLS + f"mov.u64 %rd9, {offset};\nadd.s64 %rd9, %rd9, %rd3;\nst.global.u32 [%rd9], %r60;\n"
+        with pytest.raises(
+            EmulationError, match=rf"accesses 4 bytes at .*, byte {offset} of workspace of parameter 1, where 0 to"
+        ):
+            run(tmp_path, body, cluster=1, grid=3, map=None, race=True, workspace=True)
+
+
+TELL, HEAR = "red.release.{}.global.add.u32 [%rd3], 1;", "ld.acquire.{}.global.u32 %r20, [%rd3];"
+
+
+@pytest.mark.parametrize(("tell", "hear", "races"), [("gpu", "gpu", 0), ("cluster", "gpu", 1), ("gpu", "cluster", 1)])
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_a_scope_reaches_as_far_as_its_name(tell, hear, races, cluster, tmp_path):
+    body = "ld.param.u64 %rd3, [data];\n" + SAID.format(
+        write=WRITE, written="", say="@!%p2 " + TELL.format(tell), wait=HEAR.format(hear), heard=ALL
+    )
+    _, result = run(tmp_path, body, cluster=cluster, grid=2, map=None, race=True, workspace=True)
+    assert len(result.findings) == (races if cluster == 1 else 0)
+
+
+@pytest.mark.parametrize("fence", ["membar.cta;", "fence.acq_rel.cta;", "fence.mbarrier_init.release.cluster;"])
+def test_a_fence_of_a_smaller_scope_publishes_nothing_to_other_clusters(fence, tmp_path):
+    body = "ld.param.u64 %rd3, [data];\n" + SAID.format(
+        write=WRITE, written=fence, say=SAY.format("red.relaxed.gpu"), wait=WAIT_FOR.format("ld.acquire.gpu"), heard=ALL
+    )
+    _, result = run(tmp_path, body, cluster=1, grid=2, map=None, race=True, workspace=True)
+    assert len(result.findings) == 1
+
+
+@pytest.mark.parametrize(
+    "access",
+    ["ld.global.u32 %r24, [%rd3];", "st.global.u32 [%rd3], 0;"],
+)
+def test_a_plain_access_beside_atomics_of_another_cta_is_a_race(access, tmp_path):
+    body = POLLS + f"setp.ne.u32 %p3, %r60, 0;\n@!%p3 red.relaxed.gpu.global.add.u32 [%rd3], 1;\n@%p3 {access}\n"
+    _, result = run(tmp_path, body, cluster=1, grid=2, map=None, race=True, workspace=True)
+    assert [finding.kind for finding in result.findings] == ["race"]
+
+
+def test_ctas_far_apart_that_write_one_place(tmp_path):
+    """Without a poll the CTAs of a small grid run together all the same where races are watched."""
+    body = "ld.param.u64 %rd3, [data];\nred.global.add.u32 [%rd3], 1;\nsetp.eq.u32 %p1, %r60, 0;\nsetp.eq.u32 %p2, %r60, 63;\n"
+    body += "or.pred %p3, %p1, %p2;\n@%p3 st.global.u32 [%rd3+128], %r60;\n"
+    _, result = run(tmp_path, body, cluster=1, grid=64, map=None, race=True, workspace=True)
+    assert "writes byte 128 of workspace of parameter 1" in result.findings[0].sentence
+
+
 def test_hints_change_nothing(tmp_path):
     body = "griddepcontrol.wait;\ncreatepolicy.fractional.L2::evict_first.b64 %rd9, 1.0;\n"
     body += "st.global.L2::cache_hint.u32 [%rd0], %r0, %rd9;\ngriddepcontrol.launch_dependents;\n"

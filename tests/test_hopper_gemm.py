@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
 
 from binaries import built, inspected, manifest_of, toolchain
 from rungs import launcher, wgmma
@@ -23,7 +24,7 @@ from rungs.emulator.parser import EmulationError
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT
 from rungs.plan import Plan, TensorMap, Workspace, check_problem, plan, smem_need
-from rungs.variants import Variant, load_device, load_experiment
+from rungs.variants import Variant, load_device, load_experiment, parse_experiment
 
 HOPPER = load_experiment("hopper_gemm")
 ARCH = "sm_90a"
@@ -231,6 +232,14 @@ def test_a_dependent_launch_has_the_streams_attribute():
         names = [attribute.id.name for attribute in config.attrs]
         wanted = ["CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION", "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"]
         assert names == wanted[: 1 + dependent] and config.numAttrs == len(names)
+
+
+@pytest.mark.parametrize("level", [100, 101, 200, 208])
+def test_a_number_of_ctas_that_share_k_is_one(level):
+    raw = yaml.safe_load((ROOT / "config" / "experiments" / "hopper_gemm.yaml").read_text(encoding="utf-8"))
+    raw["factors"]["split_k"]["levels"][level] = raw["factors"]["split_k"]["levels"][108]
+    with pytest.raises(RungsError, match=f"gives VARIANT_SPLIT_K the value {level}: .* from 102 to 199"):
+        parse_experiment(raw)
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------

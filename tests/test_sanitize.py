@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
 import re
@@ -413,6 +414,40 @@ def test_nothing_runs_beside_racecheck(few, beside, gpu, manifest, monkeypatch, 
     for tool, seen in beside:
         assert seen == {"racecheck"} if tool == "racecheck" else "racecheck" not in seen
     assert any(len(seen) > 1 for _, seen in beside), "the others run side by side"
+
+
+def test_a_wait_without_an_end_is_the_finding_only_where_there_is_no_other():
+    deadlock, race = REPORTS["deadlock"][0].splitlines(True), REPORTS["analysis"][0].splitlines(True)
+    found = judged("".join([deadlock[0], *race[:3], race[-1].replace("1 hazard", "2 hazards")]), tool="racecheck")
+    assert found.finding.startswith("Error: Race reported") and not sanitize.endless(found.status, found.finding)
+    alone = judged(REPORTS["deadlock"][0], tool="racecheck")
+    assert sanitize.endless(alone.status, alone.finding)
+
+
+@pytest.mark.parametrize("word", ["finding", "status", "reason"])
+def test_a_row_that_was_edited_is_as_if_it_had_not_run(word):
+    row = mutants.row_of({"mutation": "none", "variant": SMALL[0], "place": 0}, "racecheck", status="ok")
+    key = ["none", "0", "c", "racecheck", "1", "15.0"]
+    assert mutants.ran(json.dumps([key, row])) and not mutants.ran(json.dumps([key, row | {word: None}]))
+
+
+def test_a_run_that_is_cut_begins_no_further_attempt(few, gpu, monkeypatch, tmp_path):
+    """Three runs of a second each that do not end, cut in the first."""
+    asked = []
+
+    def check(_, tool, *__):
+        asked.append(tool)
+        if tool != "racecheck":
+            return CLEAN
+        _thread.interrupt_main()
+        time.sleep(1)
+        return LATE
+
+    monkeypatch.setattr(sanitize, "check", check)
+    monkeypatch.setattr(mutants.profile, "run_tool", lambda *_: (None, LAUNCHED))
+    with pytest.raises(KeyboardInterrupt):
+        mutants.run_all(tmp_path, {"mutants": [PLAIN], "arch": ARCH}, sanitize.open_sanitizer(TOOL), gpu, 8, 1.0)
+    assert asked.count("racecheck") == 1
 
 
 DEADLOCK = sanitize.Checked(1, 0, "Deadlock detected in Cuda::barrier wait called by threads", "a.cu:1", "found", "")

@@ -31,6 +31,7 @@ EMULATOR, RESULT = "emulator", "result"
 """Beside the tools' names in the CSV: the emulator, and the kernel run by itself and held against numpy."""
 WRONG = "wrong"
 RUNS = "runs.jsonl"
+WORDS = ("mutation", "variant", "tool", "finding", "source", "status", "reason")
 KEPT = 200
 """Letters of a finding that are kept."""
 
@@ -218,7 +219,8 @@ def run_all(
     """
     kept = folder / RUNS
     text = kept.read_text(encoding="utf-8", errors="replace") if kept.is_file() else ""
-    done, by_itself, writing = ran(text), dict[tuple[str, str, int], str](), threading.Lock()
+    done, by_itself = ran(text), dict[tuple[str, str, int], str]()
+    writing, stopped = threading.Lock(), threading.Event()
     others = [tool for tool in (*TOOLS, RESULT) if tool != sanitize.ALONE]
     first = [(mutant, tool) for mutant in built["mutants"] for tool in others]
     last = [(mutant, sanitize.ALONE) for mutant in built["mutants"]]
@@ -231,6 +233,8 @@ def run_all(
         key = mutant["mutation"], str(mutant["place"]), mutant["cubin_sha256"], tool, opened.version, str(time_limit_s)
         known = [row for row in done.get(key, []) if (*key_of(row), row["tool"]) == (*key_of(mutant), tool)]
         while (row := settled(known, attempts)) is None:
+            if stopped.is_set():
+                raise RungsError("The run was cut.")
             known.append(_run_one(folder, built["arch"], mutant, tool, opened, gpu, time_limit_s, launch))
             with writing:
                 file.write(json.dumps([key, known[-1]]) + "\n")
@@ -249,6 +253,7 @@ def run_all(
                         of = f"{len(rows)} of {len(first) + len(last)}"
                         print(f"{of}: {' '.join(map(str, key_of(row)))}, {row['tool']}: {row['status']}", flush=True)
                 except BaseException:
+                    stopped.set()
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise
             by_itself |= {key_of(row): row["status"] for row in rows if row["tool"] == RESULT}
@@ -270,9 +275,8 @@ def ran(text: str) -> dict[tuple[str, ...], list[Row]]:
     for line in text.splitlines():
         with contextlib.suppress(RecursionError, TypeError, ValueError):
             known, row = json.loads(line)
-            if set(row) == set(declared) and not any(
-                schemas.breach(row[name], rule) for name, rule in declared.items()
-            ):
+            sound = set(row) == set(declared) and all(isinstance(row[name], str) for name in WORDS)
+            if sound and not any(schemas.breach(row[name], rule) for name, rule in declared.items()):
                 found.setdefault(tuple(known), []).append(row)
     return found
 

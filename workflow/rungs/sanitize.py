@@ -35,6 +35,7 @@ there was nothing to wait for, more often beside other tools (README, Compute Sa
 ATTEMPTS = 3
 """Runs of it at most: a wait without an end counts where each of them has one."""
 FOUND = "found"
+ENDLESS = "Deadlock detected"
 FINDINGS = 20
 """Reports that a tool prints at most: the first is kept, and the summary counts all."""
 ERROR_EXIT = 86
@@ -136,22 +137,24 @@ _SOURCE = re.compile(r" in (\S+:\d+)")
 
 
 def parse(log: str) -> tuple[int | None, int | None, str, str]:
-    """(errors, warnings, first finding, its source lines) of a tool's log; no numbers where it has no summary."""
+    """(errors, warnings, first finding, its source lines) of a tool's log; no numbers where it has no summary. A wait without an end
+    is the first only where there is nothing else.
+    """
     errors = warnings = None
     if found := re.search(r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)", log):
         errors, warnings = int(found[1]), int(found[2])
     elif found := re.search(r"ERROR SUMMARY: (\d+) errors?", log):
         errors, warnings = int(found[1]), 0
-    report: list[str] = []
+    reports: list[list[str]] = []
+    inside = False
     for line in _LINE.finditer(log):
         indent, text = len(line[1]), line[2]
-        if not report:
-            if indent == 1 and not _NO_FINDING.match(text):
-                report.append(text)
-        elif indent > 1 and not text.startswith(("Saved host", "Host Frame")):
-            report.append(text)
-        else:
-            break
+        if inside := inside and indent > 1 and not text.startswith(("Saved host", "Host Frame")):
+            reports[-1].append(text)
+        elif indent == 1 and not _NO_FINDING.match(text):
+            reports.append([text])
+            inside = True
+    report = next((each for each in reports if not each[0].startswith(ENDLESS)), (reports or [[]])[0])
     said = [text for number, text in enumerate(report) if number == 0 or _PART.match(text)]
     sentence = " ".join(" ".join(said).split())
     sources = list(dict.fromkeys(source for text in report if (source := "".join(_SOURCE.findall(text)[:1]))))
@@ -207,7 +210,7 @@ def check(sanitizer: Sanitizer, tool: str, child: Sequence[str], time_limit_s: f
 
 def endless(status: str, finding: str) -> bool:
     """Whether a run of racecheck says no more than that something did not end."""
-    return status == TIME_LIMIT or (status == FOUND and finding.startswith("Deadlock detected"))
+    return status == TIME_LIMIT or (status == FOUND and finding.startswith(ENDLESS))
 
 
 def check_alone(sanitizer: Sanitizer, child: Sequence[str], time_limit_s: float) -> tuple[Checked, int]:

@@ -723,6 +723,11 @@ def _check_positive(where: str, macros: Mapping[str, int]) -> None:
     for macro, value in macros.items():
         if POSITIVE.match(macro) and value < 1:
             raise RungsError(f"{where} gives {macro} the value {value}: it must be 1 or more.")
+        if macro == "VARIANT_SPLIT_K" and not (value < THROUGH_L2 or 2 <= value - THROUGH_L2 < THROUGH_L2):
+            raise RungsError(
+                f"{where} gives {macro} the value {value}: it is how many CTAs share the K of a tile, below {THROUGH_L2}, and where"
+                f" their sums meet in L2 {THROUGH_L2} more, from {THROUGH_L2 + 2} to {2 * THROUGH_L2 - 1}."
+            )
 
 
 def _implied(where: str, factor: str, levels: Mapping[int, Mapping]) -> set[str]:
