@@ -101,6 +101,16 @@ def test_a_mutation_goes_wrong_by_itself_under_some_schedule(change, tmp_path):
         assert not all(each.good for each in found), f"{change}, place {number} of {name}, changes nothing"
 
 
+@pytest.mark.parametrize("scope", ["cta", "cluster"])
+@pytest.mark.parametrize("access", [r"atom\.add\.release\.", r"ld\.acquire\."])
+def test_a_scope_that_ends_before_the_ctas_of_a_tile_do(access, scope, tmp_path):
+    """They are of several clusters: no mutation of the list above, which is what ran under Compute Sanitizer too."""
+    [name] = mutations.THROUGH_L2
+    text, times = re.subn(rf"({access})gpu", rf"\g<1>{scope}", source(name))
+    found = watched(name, text, tmp_path)
+    assert times == 1 and not found.good and found.findings[0].kind == "race"
+
+
 def test_lockstep_alone_does_not_see_a_missing_barrier(tmp_path):
     """Why there are schedules and a detector: whole CTAs in step give the right result all the same."""
     name = "abl_L0_R1_bl1_s1_sw1"

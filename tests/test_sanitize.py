@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import _thread
 import json
 import os
 import re
 import shutil
+import signal
 import stat
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -439,7 +440,7 @@ def test_a_run_that_is_cut_begins_no_further_attempt(few, gpu, monkeypatch, tmp_
         asked.append(tool)
         if tool != "racecheck":
             return CLEAN
-        _thread.interrupt_main()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         time.sleep(1)
         return LATE
 
