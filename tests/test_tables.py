@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -636,3 +637,22 @@ def test_a_lone_ladder_of_the_swizzle_renders(tmp_path):
     assert "## Ladder B" not in text
     assert [r[1] for r in grids(text)[0][1:3]] == ["K x N, plain", "K x N, TMA's XOR"]
     assert pd.notna(aggregate.read_data(tmp_path, "gemm")["steps"]["gain_percent"]).any()
+
+
+@pytest.mark.parametrize(
+    ("boards", "said"),
+    [
+        ({"a": "1", "b": "1"}, ""),
+        ({"a": "1"}, ""),
+        ({"a": "2", "b": "1", "c": "1"}, "A was timed on another GPU than the rest: its share compares"),
+        (
+            {"a": "2", "b": "1", "c": "3", "d": "1"},
+            "A, C were timed on another GPU than the rest: their shares compare",
+        ),
+    ],
+)
+def test_a_ladders_caption_names_the_rungs_of_another_gpu(boards, said):
+    """Shares of cuBLAS on two boards differ by more than many a step."""
+    source = SimpleNamespace(facts=SimpleNamespace(boards=boards))
+    found = tables._on_another_board(source, {name.upper(): name for name in "abcd"})
+    assert said in found and bool(said) == bool(found)

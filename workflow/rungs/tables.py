@@ -350,8 +350,8 @@ def _on_another_board(source: Source, names: Mapping[str, str]) -> str:
     if len(tally) < 2:
         return ""
     others = [rung for rung, board in where.items() if board != tally.index[0]]
-    was = "were" if len(others) > 1 else "was"
-    return f" {', '.join(others)} {was} timed on another GPU than the rest: their shares compare with the others' by steps alone."
+    were, their = ("were", "their shares compare") if len(others) > 1 else ("was", "its share compares")
+    return f" {', '.join(others)} {were} timed on another GPU than the rest: {their} with the others' by steps alone."
 
 
 def step_tables(source: Source, ladder: Ladder) -> str:
