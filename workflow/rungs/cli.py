@@ -610,7 +610,7 @@ def _emulate(a: argparse.Namespace) -> int:
     if experiment.workload == GEMM:
         if a.at:
             raise RungsError(f"{experiment.name} is a GEMM, whose problem is not given by --at: give --m, --n and --k.")
-        usual = verb.usual_problem(experiment, variant)
+        usual = verb.usual_problem(experiment, variant, a.arch)
         problem = tuple(usual[name] if v is None else v for name, v in sizes.items())
     else:
         if given := [f"--{name}" for name, value in sizes.items() if value is not None]:

@@ -8,7 +8,6 @@ functions in the header, which the tests hold equal to `plan` for every rung.
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -299,7 +298,7 @@ def _plan_words(experiment: Experiment, variant: Variant, device: Device, probed
     """What stands in the header's `plan`."""
     values = experiment.values(variant)
     along_m, along_n, _ = wgmma.cluster_of(values)
-    cluster, together = probed.cluster[0], probed.together
+    cluster = probed.cluster[0]
     if (probed.grid[1:], probed.block[1:], probed.cluster[1:]) != ((1, 1),) * 3:
         raise _unknown_plan(variant, "a grid, a block or a cluster of more than one dimension")
     maps = {}
@@ -310,7 +309,7 @@ def _plan_words(experiment: Experiment, variant: Variant, device: Device, probed
         maps[name] = found[0]
     resident = f"sms * {device.pinned(experiment.name)}" if device.pinned(experiment.name) > 1 else "sms"
     grid = [
-        f"plan.grid = ceil_div(m, {values['TILE_M'] * along_m}) * ceil_div(n, {values['TILE_N'] * along_n}) * {together};"
+        f"plan.grid = ceil_div(m, {values['TILE_M'] * along_m}) * ceil_div(n, {values['TILE_N'] * along_n}) * {probed.together};"
     ]
     if values["VARIANT_PERSISTENT"]:
         grid += [
@@ -326,7 +325,7 @@ def _plan_words(experiment: Experiment, variant: Variant, device: Device, probed
         "dependent": str(probed.dependent).lower(),
         "maps": "\n  ".join(f"plan.{name} = {_map_words(variant, found)};" for name, found in maps.items()),
         "sms_unused": "" if values["VARIANT_PERSISTENT"] else "  (void)sms;\n",
-        **_workspace_words(variant, values, together, [p for p in probed.params if isinstance(p, Workspace)]),
+        **_workspace_words(variant, values, probed),
         "b_shape": "N x K" if values["VARIANT_B_LAYOUT"] == 1 else "K x N",
         "largest": str(LARGEST_EXTENT),
         "capability": device.capability,
@@ -335,21 +334,20 @@ def _plan_words(experiment: Experiment, variant: Variant, device: Device, probed
     }
 
 
-def _workspace_words(
-    variant: Variant, values: Mapping[str, int], together: int, found: Sequence[Workspace]
-) -> dict[str, str]:
+def _workspace_words(variant: Variant, values: Mapping[str, int], probed: Plan) -> dict[str, str]:
     """What stands in header, launcher and example where the kernel has a workspace; nothing where it has none."""
+    found = [parameter for parameter in probed.params if isinstance(parameter, Workspace)]
     if not found:
         return dict.fromkeys((*WORKSPACE, "workspace_plan"), "")
     split = ctas_along_k(values)
-    [probed], tiles = found, wgmma.tiles(values, PROBE)
-    zeros, whole_tile = probed.zeros // tiles, probed.bytes // tiles
+    [workspace], tiles = found, wgmma.tiles(values, PROBE)
+    zeros, whole_tile = workspace.zeros // tiles, workspace.bytes // tiles
     plan = (
         f"\n  plan.workspace_zeros = {zeros}ull * (plan.grid / {split});"
         f"\n  plan.workspace_bytes = {whole_tile}ull * (plan.grid / {split});"
     )
-    cluster = math.prod(wgmma.cluster_of(values))
-    of = {"name": variant.name, "together": str(together), "waiting": str(together - cluster)}
+    waiting = probed.together - probed.cluster[0]
+    of = {"name": variant.name, "together": str(probed.together), "waiting": str(waiting)}
     words = {key: Template(text).substitute(of) for key, text in WORKSPACE.items()}
     return words | {"workspace_plan": plan}
 

@@ -31,7 +31,6 @@ EMULATOR, RESULT = "emulator", "result"
 """Beside the tools' names in the CSV: the emulator, and the kernel run by itself and held against numpy."""
 WRONG = "wrong"
 RUNS = "runs.jsonl"
-WORDS = ("mutation", "variant", "tool", "finding", "source", "status", "reason")
 KEPT = 200
 """Letters of a finding that are kept."""
 
@@ -271,11 +270,12 @@ def settled(rows: Sequence[Row], attempts: int) -> Row | None:
 def ran(text: str) -> dict[tuple[str, ...], list[Row]]:
     """What a folder's `RUNS` has of earlier runs. A line that was cut with the run that wrote it, or edited, is as if it had not run."""
     declared = {name: rule for name, rule in schemas.columns("mutations").items() if name != "run_id"}
+    words = [name for name, rule in declared.items() if rule["type"] == "string"]
     found: dict[tuple[str, ...], list[Row]] = {}
     for line in text.splitlines():
         with contextlib.suppress(RecursionError, TypeError, ValueError):
             known, row = json.loads(line)
-            sound = set(row) == set(declared) and all(isinstance(row[name], str) for name in WORDS)
+            sound = set(row) == set(declared) and all(isinstance(row[name], str) for name in words)
             if sound and not any(schemas.breach(row[name], rule) for name, rule in declared.items()):
                 found.setdefault(tuple(known), []).append(row)
     return found

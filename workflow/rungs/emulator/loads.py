@@ -194,8 +194,7 @@ def _load(decoder: Decoder, ins: Instruction) -> Step:
 
 def polls(ins: Instruction) -> bool:
     """Whether it is a load by which a thread may wait for what another CTA writes to global memory."""
-    ordered = {"acquire", "relaxed", "volatile"} & set(ins.modifiers)
-    return ins.opcode == "ld" and bool(ordered) and _space(ins) in ("global", "generic")
+    return ins.opcode == "ld" and synchronises(ins)
 
 
 def _poll(unit: Unit, offsets: Array, mask: Mask, pc: int) -> Poll | None:
@@ -354,17 +353,17 @@ def _atomic(decoder: Decoder, ins: Instruction) -> Step:
 
     def step(unit: Unit, mask: Mask) -> Any:
         batch = unit.batch
-        if not batch.apart or space == "shared" or (space == "generic" and _is_shared(unit, slot, mask)):
-            return together(unit, mask)
+        shared = space == "shared" or (space == "generic" and _is_shared(unit, slot, mask))
+        if shared or not batch.apart:
+            return together(unit, mask, shared)
         ctas, until = np.flatnonzero(unit.everyone(mask).any(axis=(1, 2))), Poll(batch.memory.version, False)
         held = np.zeros(batch.ctas, bool)
         held[ctas[1:]] = True
-        together(unit, unit.everyone(mask) & ~held[:, None, None])
+        together(unit, unit.everyone(mask) & ~held[:, None, None], shared)
         return Apart(held, until) if held.any() else None
 
-    def together(unit: Unit, mask: Mask) -> None:
+    def together(unit: Unit, mask: Mask, shared: bool) -> None:
         batch, everyone = unit.batch, unit.everyone(mask)
-        shared = space == "shared" or (space == "generic" and _is_shared(unit, slot, mask))
         if shared:
             addresses = addresses_of(unit, unit.registers[slot], offset, mask)
             batch.shared.check(addresses, size, ins)

@@ -75,8 +75,7 @@ class Detector:
         self.wide = batch.cluster * self.agents  # the first of the warps of the batch
         width = self.wide + self.talks * self.ctas * self.warps
         self.clock = np.zeros((self.ctas, self.warps, 2, width), np.int32)
-        every = np.arange(self.warps)
-        self._tick(*(each.reshape(-1) for each in np.broadcast_arrays(np.arange(self.ctas)[:, None], every)))
+        self._tick(*np.divmod(np.arange(self.ctas * self.warps), self.warps))
         if self.talks:
             self.spoken = Spoken(self)
         cells = self.ctas * self.cells
@@ -511,9 +510,8 @@ class Spoken:
         self.written, self.read, self.write_pc, self.read_pc = (np.zeros(cells, np.int32) for _ in range(4))
         self.write_ordered, self.read_ordered = (np.zeros(cells, bool) for _ in range(2))
         self.handed: dict[int, dict[Domain, Array]] = {}  # offset -> the clocks that releases have left there
-        self.pending: dict[
-            tuple[int, int], dict[Domain, Array]
-        ] = {}  # what each warp's relaxed loads saw since its fences
+        # What each warp's relaxed loads saw since its last fence.
+        self.pending: dict[tuple[int, int], dict[Domain, Array]] = {}
         self.published: dict[tuple[int, int], dict[str, Array]] = {}  # what each warp's last fence of a scope published
 
     def access(
@@ -544,7 +542,8 @@ class Spoken:
         if writes and not ordered:
             other = self.writer[cells]  # of those that write one place in this step the last stands there
             self._races(other // detector.warps != ctas[:, None], cells, other, pcs[cells], pc, _GLOBAL_WRITE)
-            for at in [at for at in self.handed if np.isin(at // self.granule, cells)]:
+            left = np.fromiter(self.handed, np.int64)
+            for at in left[np.isin(left // self.granule, cells)].tolist():
                 del self.handed[at]  # a plain store hands nothing on
 
     def _races(self, bad: Array, cells: Array, others: Array, pcs: Array, pc: int, sentence: str) -> None:
@@ -569,25 +568,25 @@ class Spoken:
     def synchronise(self, unit: Unit, mask: Mask, offsets: Array, ins: Instruction) -> None:
         """Threads access `offsets` of global memory in an order: first what they acquire, then what they release."""
         detector, words, scope = self.detector, set(ins.modifiers), scope_of(ins)
-        acquires, releases = ins.opcode in ("ld", "atom"), ins.opcode != "ld"
+        reads, writes = ins.opcode in ("ld", "atom"), ins.opcode != "ld"
+        acquires, releases = bool({"acquire", "acq_rel"} & words), bool({"release", "acq_rel"} & words)
         for cta, warp, lane in np.argwhere(unit.everyone(mask)):
             who, at = (int(cta), int(warp) + unit.first), int(offsets[cta, warp, lane])
             held, mine = self.handed.get(at, {}), self.domains(int(cta), scope)
-            for domain in (domain for domain in mine if acquires and domain in held):
-                if {"acquire", "acq_rel"} & words:
+            for domain in (domain for domain in mine if reads and domain in held):
+                if acquires:
                     detector.clock[who] = np.maximum(detector.clock[who], held[domain])
                 else:
                     pending = self.pending.setdefault(who, {})
                     pending[domain] = np.maximum(pending.get(domain, 0), held[domain])
-            if releases:
+            if writes:
                 # An atomic goes on with what it found there; a store begins anew.
                 left = self.handed[at] = {} if ins.opcode == "st" else dict(held)
                 for domain in mine:
-                    strong = bool({"release", "acq_rel"} & words)
-                    given = detector.clock[who] if strong else self.published.get(who, {}).get(domain[0])
+                    given = detector.clock[who] if releases else self.published.get(who, {}).get(domain[0])
                     if given is not None:
                         left[domain] = np.maximum(left.get(domain, 0), given)
-        if releases and {"release", "acq_rel"} & words:
+        if writes and releases:
             detector._tick(*detector.each(unit, mask))
 
     def fence(self, ctas: Array, warps: Array, scope: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rungs import build, workloads
+from rungs.emulator import device
 from rungs.emulator import problem as problems
 from rungs.emulator.problem import SMS, Outcome
 from rungs.errors import Refused, RungsError
@@ -48,12 +49,12 @@ SCHEDULES = {
 }
 
 
-def usual_problem(experiment: Experiment, variant: Variant) -> dict[str, int]:
+def usual_problem(experiment: Experiment, variant: Variant, arch: str) -> dict[str, int]:
     """M, N and K of a GEMM where they are not given: where CTAs share a tile's K, so much of it that each goes round its ring."""
-    values = experiment.values(variant)
-    split = ctas_along_k(values)
-    around = values["TILE_K"] * (values["VARIANT_STAGES"] + 2) * split
-    return {"m": 512, "n": 512, "k": max(1024, around) if split > 1 else 1024}
+    k = 1024
+    if ctas_along_k(experiment.values(variant)) > 1:
+        k = max(k, device.small_problem(experiment, variant, arch)[0][2])
+    return {"m": 512, "n": 512, "k": k}
 
 
 def at_point(experiment: Experiment, variant: Variant, arch: str, at: Mapping[str, int]) -> tuple[int, ...]:
@@ -102,9 +103,8 @@ def run(
     m, n, k = problem if gemm else (0, 0, 0)
     if gemm:
         addresses = dict.fromkeys("abc", 1 << 20)
-        launched = plan(
-            experiment, variant, load_device(arch), (m, n, k), addresses
-        )  # refuses before anything is built
+        # Refuses before anything is built.
+        launched = plan(experiment, variant, load_device(arch), (m, n, k), addresses)
         grid = launched.grid[0]
         problems.check_memory((m, n, k), launched, race)
         some = None if grid <= FULL else problems.whole({0, grid // 2, grid - 1}, launched.together)
