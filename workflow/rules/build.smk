@@ -19,7 +19,7 @@ rule build:
         toolchain=run.toolchain,
         compiler=compiler(),
         unit=unit_of,
-        code=module_hash("build", "plan", "wgmma"),
+        code=module_hash("build", "machine_code", "plan", "wgmma"),
     shell:
         '"$RUNGS_PYTHON" -m rungs build --variant {wildcards.variant:q} --arch {wildcards.arch:q}'
         " --toolchain {params.toolchain:q} --output {output.manifest:q} --failure-is-data &> {log:q}"

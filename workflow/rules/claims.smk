@@ -25,7 +25,7 @@ rule show_claims:
     """Write the page of the claims and draw them: it is what a set comes to."""
     input:
         "results/{results_set}/data/verdicts/claims.csv",
-        sources_behind,
+        codes_behind,
     output:
         report(
             "results/{results_set}/figures/claims.svg",

@@ -13,6 +13,7 @@ if PACKAGE not in sys.path:
 from rungs import build, folder, settings
 from rungs.errors import RungsError
 from rungs.files import ROOT, module_hash
+from rungs.results import ResultsSet
 from rungs.variants import GEMM, load_device, load_experiment
 
 settings.export_package(PACKAGE)
@@ -296,7 +297,7 @@ def clock_job(results_set, experiment):
         return []
     if results_set == run.results:
         return [csv, csv.removesuffix(".csv") + ".json"] if csv in floor_csvs(experiment) else []
-    return [path for path in (csv, f"{csv}.gz", csv.removesuffix(".csv") + ".json") if os.path.exists(path)]
+    return recorded_files(results_set, "floor", experiment)
 
 
 def clock_job_of(wildcards):
@@ -352,8 +353,7 @@ def claims_data(wildcards):
     data += [f"results/{s}/data/{e}/{kind}.csv" for e in factorials_in(wildcards) for kind in FACTORIAL_DATA]
     if s == run.results:
         return data + evidence(WHOLE)
-    folder = Path("results") / s / "csv" / "inspect" / settings.recorded_arch(s)
-    return data + [path.as_posix() for path in sorted(folder.glob("*"))]
+    return data + [path for e in experiments_in(wildcards) for path in recorded_files(s, "inspect", e)]
 
 
 def claims_experiments(wildcards):
@@ -374,10 +374,15 @@ def sanitized_here(wildcards):
     return [*csvs, *(f"{LIVE}/md/{e}_sanitizer.md" for e in run.experiments), f"{LIVE}/data/verdict_sanitize.json"]
 
 
+def recorded_files(results_set, kind, experiment):
+    """The table and the manifests of a kind in a recorded set, where it has them."""
+    found = ResultsSet(Path("results") / results_set)
+    return [path.as_posix() for path in found.files(kind, experiment)]
+
+
 def recorded_sanitized(results_set, experiment):
-    """Compute Sanitizer's CSVs and manifests of a recorded set."""
-    folder = Path("results") / results_set / "csv" / "sanitize" / experiment
-    return [path.as_posix() for path in sorted(folder.glob("*"))]
+    """Compute Sanitizer's table and manifests of a recorded set."""
+    return recorded_files(results_set, "sanitize", experiment)
 
 
 def sanitized_of(wildcards):
@@ -399,8 +404,7 @@ def emulated_csv(results_set, experiment):
 
 def profiled(wildcards):
     """The profiles of a recorded set."""
-    folder = Path("results") / wildcards.results_set / "csv" / "profile" / wildcards.experiment
-    return [path.as_posix() for path in sorted(folder.glob("*"))]
+    return recorded_files(wildcards.results_set, "profile", wildcards.experiment)
 
 
 COUNTED = {"ladders": ("counts", "coverage"), "factorial": ("factorial_counts", "factorial_coverage")}
@@ -431,7 +435,7 @@ def measured(wildcards):
     """Every CSV and manifest that the tables of a set's ladders are made from."""
     s, e = wildcards.results_set, wildcards.experiment
     if s != run.results:
-        return settings.recorded_inputs(s, e, settings.recorded_rungs(s, e))
+        return settings.recorded_inputs(s, e)
     return measured_here(e, run.variants(e))
 
 
@@ -439,7 +443,7 @@ def measured_factorial(wildcards):
     """Every CSV and manifest that a factorial's tables are made from."""
     s, e = wildcards.results_set, wildcards.experiment
     if s != run.results:
-        return settings.recorded_inputs(s, e, settings.recorded_variants(s, e))
+        return settings.recorded_inputs(s, e)
     return measured_here(e, run.variants(e, factorial=True))
 
 
@@ -506,13 +510,13 @@ def shown_by(wildcards):
     return [wildcards.experiment] if "experiment" in wildcards.keys() else experiments_in(wildcards)
 
 
-def sources_behind(wildcards):
-    """The kernel sources of a recorded set: after an edit it is drawn again and shows as stale, also in a clone, which has
-    no record of params."""
-    if wildcards.results_set == run.results:
-        return []
-    kernels = [load_experiment(e).kernel for e in shown_by(wildcards)]
-    return sorted({os.path.relpath(ROOT / name) for kernel in kernels for name in build.sources(kernel)})
+def codes_behind(wildcards):
+    """What was found of changed sources: after an edit a recorded set is drawn again and shows what is stale, also in a clone,
+    which has no record of params."""
+    from rungs.staleness import CODES
+
+    stale_in(wildcards)
+    return [CODES.as_posix()] if wildcards.results_set != run.results and CODES.is_file() else []
 
 
 def stale_in(wildcards):
@@ -528,10 +532,10 @@ def stale_in(wildcards):
 @functools.cache
 def stale_as_json(results_set, *experiments):
     """Read once for all tables and figures of a set: it takes every manifest."""
-    from rungs import provenance
+    from rungs import staleness
 
     try:
-        found = provenance.stale(Path("results") / results_set, list(experiments))
+        found = staleness.stale(Path("results") / results_set, list(experiments))
     except RungsError as error:
         stop(error)
     return json.dumps(found, sort_keys=True)

@@ -2,7 +2,7 @@ rule plot_heatmap:
     """Draw each step's gain over K x M=N: one shape alone misleads."""
     input:
         data_of,
-        sources_behind,
+        codes_behind,
     output:
         report(
             "results/{results_set}/figures/{experiment}/heatmap_{ladder}.svg",
@@ -29,7 +29,7 @@ rule plot_ladder:
     """Draw each rung's share of the control along its ladder, the path step by step beside what others published, and the roofline."""
     input:
         data_of,
-        sources_behind,
+        codes_behind,
         published_figures,
         ceilings_of,
     output:
@@ -74,7 +74,7 @@ rule plot_clock:
     """Draw clock, power and temperature over the first floor job: what the paired rounds had to put up with."""
     input:
         clock_job_of,
-        sources_behind,
+        codes_behind,
     output:
         report(
             "results/{results_set}/figures/{experiment}/clock_power.svg",
@@ -105,7 +105,7 @@ for factorial_experiment in FACTORIALS:
             f"plot_effects_{factorial_experiment}"
         input:
             data_of_factorial,
-            sources_behind,
+            codes_behind,
         output:
             [
                 report(
@@ -162,7 +162,7 @@ for pointed_experiment in filter(FIGURES.get, FIGURES):
             f"plot_points_{pointed_experiment}"
         input:
             data_of,
-            sources_behind,
+            codes_behind,
             published_figures,
         output:
             [
@@ -199,7 +199,7 @@ rule make_tables:
     """Write an experiment's tables, each with its conclusion and its provenance."""
     input:
         data_of,
-        sources_behind,
+        codes_behind,
     output:
         report(
             "results/{results_set}/md/{experiment}.md",
@@ -225,7 +225,7 @@ rule make_factorial:
     """Write a factorial's tables: every effect, and the variants that do best and worst."""
     input:
         data_of_factorial,
-        sources_behind,
+        codes_behind,
     output:
         report(
             "results/{results_set}/md/{experiment}_factorial.md",
@@ -251,7 +251,7 @@ rule make_index:
     """Write the page that leads to a set's tables and figures."""
     input:
         data_of_set,
-        sources_behind,
+        codes_behind,
     output:
         report(
             "results/{results_set}/README.md",

@@ -31,7 +31,7 @@ rule make_sanitizer_tables:
     """Write what Compute Sanitizer found in each rung, and what it can not see."""
     input:
         sanitized_of,
-        sources_behind,
+        codes_behind,
     output:
         report(
             "results/{results_set}/md/{experiment}_sanitizer.md",
@@ -58,7 +58,7 @@ rule make_mutation_table:
     input:
         "results/{results_set}/data/mutations/mutations.csv",
         "results/{results_set}/data/mutations/mutations.json",
-        sources_behind,
+        codes_behind,
     output:
         report(
             "results/{results_set}/md/mutations.md",

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from rungs import schemas, stats, workloads
 from rungs.errors import RungsError
-from rungs.files import manifest_of, sha256_file, stored
 from rungs.measure import HEADROOM
 from rungs.profile import metrics_for
+from rungs.results import Job, ResultsSet
 from rungs.variants import GEMM, Device, Experiment, Ladder, Step, Variant, load_device, load_experiment
 
 Shape = tuple[int, ...]
@@ -34,7 +34,7 @@ USED = ("ok", "flagged")
 class Recording:
     """A CSV with the manifest beside it, both checked."""
 
-    path: Path
+    where: str
     manifest: Mapping[str, Any]
     frame: pd.DataFrame
 
@@ -177,19 +177,21 @@ def _wanted(step: Step, asked: Sequence[Variant], recordings: Recordings) -> boo
 
 
 def read_recordings(results: Path, experiment: Experiment, arch: str, variants: Iterable[str]) -> Recordings:
-    """Read and check every file that a results set has of these variants."""
-    csv, timed = results / "csv", timed_kind(experiment)
+    """Read and check all that a results set has of these variants."""
+    found, timed = ResultsSet(results), timed_kind(experiment)
     sweeps, profiles, inspects = {}, {}, {}
     for variant in variants:
-        if (path := stored(csv / "sweep" / experiment.name / f"{variant}.csv")).is_file():
-            sweeps[variant] = read_recording(timed, path, variant)
-        if (path := stored(csv / "profile" / experiment.name / f"{variant}.csv")).is_file():
-            profiles[variant] = read_recording(experiment.kind("profile"), path, variant)
+        if found.has("sweep", experiment.name, variant):
+            sweeps[variant] = read_recording(timed, found.job("sweep", experiment.name, variant), variant)
+        if found.has("profile", experiment.name, variant):
+            job = found.job("profile", experiment.name, variant)
+            profiles[variant] = read_recording(experiment.kind("profile"), job, variant)
     for step_variant in {*variants, *(step.source_variant.name for step in experiment.steps())}:
-        if (path := stored(csv / "inspect" / arch / f"{step_variant}.csv")).is_file():
-            inspects[step_variant] = schemas.read_csv("inspect", path)
-    folder = csv / "floor" / experiment.name
-    floors = [read_recording(timed, path, experiment.floor_variant.name) for path in sorted(folder.glob("*.csv*"))]
+        frame = found.inspection(experiment.name, arch, step_variant)
+        if frame is not None:
+            inspects[step_variant] = frame
+    floor = [found.job("floor", experiment.name, job) for job in found.jobs("floor", experiment.name)]
+    floors = [read_recording(timed, job, experiment.floor_variant.name) for job in floor]
     return Recordings(sweeps, floors, profiles, inspects)
 
 
@@ -199,37 +201,32 @@ def timed_kind(experiment: Experiment) -> str:
     return experiment.kind("cycles" if counted else "sweep")
 
 
-def read_recording(kind: str, path: Path, variant: str) -> Recording:
-    """A CSV of that kind and its manifest.
+def read_recording(kind: str, job: Job, variant: str) -> Recording:
+    """Return what a job left, as a CSV of that kind.
 
-    Raises RungsError where the CSV is not the one that the manifest was written for, or not of that variant.
+    Raises RungsError where the CSV is not the one that its manifest was written for, or not of that variant.
     """
-    manifest_path = manifest_of(path)
-    if not manifest_path.is_file():
+    where, manifest = job.where, job.manifest
+    if not job.intact:
         raise RungsError(
-            f"{path} has no manifest {manifest_path.name} beside it, so nothing says how it was made: {AGAIN}."
-        )
-    manifest = schemas.read_manifest(manifest_path)
-    if manifest.get("csv_sha256") != sha256_file(path):
-        raise RungsError(
-            f"{path} was edited or cut after it was measured (its SHA-256 is not that in {manifest_path.name}): {AGAIN}."
+            f"{where} was edited or cut after it was measured (its SHA-256 is not that in its manifest): {AGAIN}."
         )
     if manifest["variant"] != variant:
-        raise RungsError(f"{path} was measured with {manifest['variant']}, not {variant} as its name says: {AGAIN}.")
-    frame = schemas.read_csv(kind, path)
+        raise RungsError(f"{where} was measured with {manifest['variant']}, not {variant} as its name says: {AGAIN}.")
+    frame = job.frame(kind)
     axes = kind.partition("@")[2].split(",") if "@" in kind else list(schemas.SHAPE)
     for shape in manifest.get("shapes", []):
         if isinstance(shape, Mapping) and (lacking := next((a for a in axes if type(shape.get(a)) is not int), None)):
             raise RungsError(
-                f"{manifest_path}, key shapes: {lacking} is {shape.get(lacking)!r}, not a whole number: {AGAIN}."
+                f"{where}, manifest, key shapes: {lacking} is {shape.get(lacking)!r}, not a whole number: {AGAIN}."
             )
     odd = frame.index[frame["run_id"] != manifest.get("run_id")]
     if len(odd):
         raise RungsError(
-            f"{path}, row {odd[0] + 2}: run_id is {frame['run_id'][odd[0]]}, not {manifest.get('run_id')} as its manifest"
+            f"{where}, row {odd[0] + 2}: run_id is {frame['run_id'][odd[0]]}, not {manifest.get('run_id')} as its manifest"
             f" says: {AGAIN}."
         )
-    return Recording(path, manifest, frame)
+    return Recording(where, manifest, frame)
 
 
 AGAIN = "delete it and run again to measure it anew, or restore a recorded one from version control"
@@ -251,22 +248,22 @@ def check_set(recordings: Recordings, arch: str) -> None:
         dtype = recording.manifest.get("dtype")
         if control is not None and control != dtype:
             raise RungsError(
-                f"{recording.path}: the control ran in {control} and the variant in {dtype}; a share compares one data type:"
+                f"{recording.where}: the control ran in {control} and the variant in {dtype}; a share compares one data type:"
                 f" {AGAIN} with a control in {dtype}."
             )
         if recording.manifest.get("arch") not in (None, arch):
             raise RungsError(
-                f"{recording.path} was measured with a binary for {recording.manifest['arch']}, not {arch}: {AGAIN}."
+                f"{recording.where} was measured with a binary for {recording.manifest['arch']}, not {arch}: {AGAIN}."
             )
     for word, why, keys in rules:
         group = [*timed, *recordings.profiles.values()] if word == "GPU" else timed
-        found: dict[str, Path] = {}
+        found: dict[str, str] = {}
         for recording in group:
-            found.setdefault(str(_at(recording.manifest, keys)), recording.path)
+            found.setdefault(str(_at(recording.manifest, keys)), recording.where)
         if len(found) > 1:
             (first, here), (second, there) = list(found.items())[:2]
             raise RungsError(
-                f"{there} was measured with {word} {second} and {here.name} with {first}: {why}; delete one of them and run again."
+                f"{there} was measured with {word} {second} and {Path(here).name} with {first}: {why}; delete one of them and run again."
             )
 
 
@@ -317,7 +314,7 @@ def arms_of(recording: Recording, device: Device, experiment: Experiment) -> Arm
     untimed = (status == "ok") & np.isnan(column["time_us"])
     if untimed.any():
         raise RungsError(
-            f"{recording.path}, row {int(np.argmax(untimed)) + 2}: status is ok without a time_us: {AGAIN}."
+            f"{recording.where}, row {int(np.argmax(untimed)) + 2}: status is ok without a time_us: {AGAIN}."
         )
     gemm = experiment.workload == GEMM  # what a workload moves was held against the GPU's limits when it was measured
     flop = 2 * math.prod(column[axis] for axis in axes) if gemm else np.zeros(len(frame))
@@ -955,9 +952,9 @@ CLOCKS = {"observe": "clock observed, not locked", "lock": "clock locked"}
 
 def facts_of(results: Path, experiment_name: str, variants: Iterable[str] | None = None) -> Facts:
     """Read the manifests of an experiment in a results set, of these variants alone where they are given."""
-    csv, wanted = results / "csv", None if variants is None else set(variants)
-    sweeps = _manifests(csv / "sweep" / experiment_name, wanted)
-    profiles = _manifests(csv / "profile" / experiment_name, wanted)
+    found, wanted = ResultsSet(results), None if variants is None else set(variants)
+    sweeps = found.all_manifests("sweep", experiment_name, wanted)
+    profiles = found.all_manifests("profile", experiment_name, wanted)
     every = [*sweeps.values(), *profiles.values()]
 
     def values(*keys: str, among: Sequence[Mapping[str, Any]] = every) -> str:
@@ -990,7 +987,7 @@ def facts_of(results: Path, experiment_name: str, variants: Iterable[str] | None
                 str(_at(m, ("gpu", "uuid"))),
                 _days({name: m}),
             )
-            for name, m in _manifests(csv / "floor" / experiment_name, None).items()
+            for name, m in found.all_manifests("floor", experiment_name).items()
         },
     )
 
@@ -1002,11 +999,6 @@ def _boards(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 def _days(manifests: Mapping[str, Mapping[str, Any]]) -> str:
     days = sorted({str(m["measured_at"])[:10] for m in manifests.values() if m.get("measured_at")})
     return " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "date unknown"
-
-
-def _manifests(folder: Path, wanted: set[str] | None) -> dict[str, Mapping[str, Any]]:
-    paths = [path for path in sorted(folder.glob("*.json")) if wanted is None or path.stem in wanted]
-    return {path.stem: schemas.read_manifest(path) for path in paths}
 
 
 def read_data(results: Path, experiment_name: str) -> dict[str, pd.DataFrame]:

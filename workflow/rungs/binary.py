@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from rungs import schemas
 from rungs.errors import Refused, RungsError
 from rungs.files import sha256_file
+from rungs.plan import launch_hash
 from rungs.variants import Experiment, Variant, load_device
 
 
@@ -21,10 +22,15 @@ class Binary:
     cubin: Path
     manifest: Mapping[str, Any]
 
-    def provenance(self) -> dict[str, str]:
+    def provenance(
+        self, experiment: Experiment, points: Iterable[tuple[int, ...]], sms: int | None = None
+    ) -> dict[str, str]:
+        """Return what a manifest says of the binary and of its launches at these points."""
+        device = load_device(self.manifest["arch"])
         return {
             "variant": self.variant.name,
-            **{key: self.manifest[key] for key in ("build_id", "source_hash", "cubin_sha256")},
+            **{key: self.manifest[key] for key in ("build_id", "source_hash", "cubin_sha256", "code_hash")},
+            "launch_hash": launch_hash(experiment, self.variant, device, points, sms),
         }
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from rungs import schemas
+from rungs.results import ResultsSet
 from rungs.variants import Experiment, Ladder
 
 
-def measured_on(folder: Path) -> dict[str, str]:
-    """Name of each manifest in the folder -> UUID of the GPU that its job measured on."""
-    manifests = {path.stem: schemas.read_manifest(path) for path in sorted(folder.glob("*.json"))}
+def measured_on(results: Path, kind: str, experiment: str) -> dict[str, str]:
+    """Return the UUID of the GPU that each job of a kind measured on."""
+    manifests = ResultsSet(results).all_manifests(kind, experiment)
     return {name: str(manifest["gpu"]["uuid"]) for name, manifest in manifests.items()}
 
 
 def split_ladders(results: Path, experiment: Experiment, ladders: Iterable[str]) -> list[str]:
     """A sentence for each of these ladders whose rungs, or whose floor, were measured on more than one GPU."""
-    sweeps = measured_on(results / "csv" / "sweep" / experiment.name)
-    floor = measured_on(results / "csv" / "floor" / experiment.name)
+    sweeps = measured_on(results, "sweep", experiment.name)
+    floor = measured_on(results, "floor", experiment.name)
     found = (_split(experiment.name, experiment.ladders[name], sweeps, floor) for name in ladders)
     return [sentence for sentence in found if sentence]
 

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
-from rungs import schemas
 from rungs.aggregate import read_data
+from rungs.results import ResultsSet
 from rungs.tables import Row, Shape, Source, _marked, size_text, table
 from rungs.variants import Ladder, load_device, load_experiment
 
 KIB = 1024
 
 
-def manifests_of(results: Path, variant: str) -> list[Path]:
-    return sorted((results / "build").glob(f"*/{variant}/{variant}.json"))
-
-
 def takes(source: Source, variant: str) -> tuple[str, list[str]]:
     """(architecture, cells) of the binary: registers, shared memory, threads. The architecture is empty where there is none."""
-    paths = manifests_of(source.results, variant)
-    if not paths:
+    found = ResultsSet(source.results)
+    arch = next(reversed(found.architectures()), "")
+    made = found.build_manifest(source.experiment.name, arch, variant)
+    if made is None:
         return "", ["not built"] * 3
-    made = schemas.read_manifest(paths[-1])
     if made["status"] != "ok":
         return made["arch"], [made["status"]] * 3
     smem = made["ptxas"]["smem_static_bytes"] + made["smem_dynamic_bytes"]

@@ -16,7 +16,8 @@ from typing import Any
 
 from rungs import plan
 from rungs.errors import Refused, RungsError
-from rungs.files import ROOT, sha256_file, sha256_json, write_json, write_text
+from rungs.files import ROOT, sha256_file, sha256_json, sha256_text, write_json, write_text
+from rungs.machine_code import code_hash
 from rungs.variants import GEMM, Device, Experiment, Variant, load_device, readable_experiments
 
 KERNELS = ROOT / "kernels"
@@ -183,7 +184,7 @@ def sources(kernel: str) -> tuple[str, ...]:
 
 
 def source_hashes(kernel: str) -> dict[str, str]:
-    return {name: sha256_file(ROOT / name) for name in sources(kernel)}
+    return {name: sha256_text(ROOT / name) for name in sources(kernel)}
 
 
 def identity(unit: Unit, arch: str, versions: Mapping[str, str]) -> dict[str, Any]:
@@ -223,6 +224,7 @@ def build(name: str, arch: str, manifest: Path, toolchain: Toolchain) -> dict[st
         return _finish(folder, name, {**head, "status": "build failed", "reason": problem})
     report = parse_ptxas((folder / "ptxas.txt").read_text(encoding="utf-8"))
     files = {f"{kind}_sha256": sha256_file(folder / f"{name}.{kind}") for kind in ("ptx", "cubin")}
+    files |= {"code_hash": code_hash(folder / f"{name}.cubin")}
     reason = objection(report, name) or _too_many_registers(report["ptxas"]["registers"], wanted, arch)
     status = "build failed" if reason else "ok"
     return _finish(folder, name, {**head, "status": status, "reason": reason, **report, **({} if reason else files)})

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rungs import claims, schemas, tables
+from rungs import claims, tables
 from rungs.aggregate import facts_of, read_data, span_text
 from rungs.claims import FAILS, HOLDS, NOT_MEASURED, UNDECIDED, Claim
 from rungs.errors import RungsError
 from rungs.files import ROOT, write_text
+from rungs.results import ResultsSet, each_job
 from rungs.tables import DAGGER, Row, Source
 from rungs.variants import GEMM, Experiment, load_experiment
 
@@ -336,7 +337,7 @@ def device_text(results: Path) -> str:
     """`an NVIDIA H200`, with its caches where the set is cold; `the emulator`."""
     from rungs.settings import EMULATOR
 
-    for path in sorted((results / "csv" / "sweep").glob("*/*.json")):
-        manifest = schemas.read_manifest(path)
+    for kind, experiment, job in each_job(ResultsSet(results), ["sweep"]):
+        manifest = ResultsSet(results).manifest(kind, experiment, job)
         return f"an {manifest['gpu']['name']}" + (" with cold caches" if manifest["l2"] == "cold" else "")
     return f"the {EMULATOR}"

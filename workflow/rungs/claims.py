@@ -19,7 +19,7 @@ from typing import Any
 from rungs import schemas, stats
 from rungs.bootstrap import block_length
 from rungs.errors import RungsError
-from rungs.files import manifest_of, read_json, stored
+from rungs.results import ResultsSet
 from rungs.variants import CONFIG, GEMM, Experiment, Variant, experiment_names, load_experiment
 
 FILE = CONFIG / "claims.yaml"
@@ -243,14 +243,14 @@ class Data:
         return (self.results / "csv" / "emulate").is_dir()
 
     def has(self, experiment: str, name: str) -> bool:
-        return stored(self.results / "data" / experiment / f"{name}.csv").is_file()
+        return (self.results / "data" / experiment / f"{name}.csv").is_file()
 
     def rows(self, experiment: str, name: str) -> Sequence[Row]:
         """Rows of `data/<experiment>/<name>.csv`, empty cells as None. Raises Missing where there is no such file."""
         if experiment not in self.experiments:
             raise Missing(_absent(experiment))
         if (experiment, name) not in self._frames:
-            path = stored(self.results / "data" / experiment / f"{name}.csv")
+            path = self.results / "data" / experiment / f"{name}.csv"
             if not path.is_file() and self.emulated:
                 raise Missing(f"The emulator, which knows no times, has no {name}.")
             if not path.is_file():
@@ -261,21 +261,21 @@ class Data:
             self._frames[experiment, name] = _plain(frame)
         return self._frames[experiment, name]
 
-    def inspected(self, variant: str) -> Sequence[Row]:
+    def inspected(self, experiment: str, variant: str) -> Sequence[Row]:
         """What the disassembly says of a binary. Raises Missing where it was not inspected."""
-        path = stored(self.results / "csv" / "inspect" / self.arch / f"{variant}.csv")
         if ("", variant) not in self._frames:
-            if not path.is_file():
+            frame = ResultsSet(self.results).inspection(experiment, self.arch, variant)
+            if frame is None:
                 raise Missing(f"{variant} has no inspect CSV.")
-            frame = schemas.read_csv("inspect", path)
             self._frames["", variant] = _plain(frame)
         return self._frames["", variant]
 
     def manifest(self, experiment: str, variant: str) -> Mapping[str, Any]:
         """The manifest of a variant's sweep; empty where it has none."""
         if (experiment, variant) not in self._manifests:
-            path = manifest_of(self.results / "csv" / "sweep" / experiment / f"{variant}.csv")
-            self._manifests[experiment, variant] = read_json(path) if path.is_file() else {}
+            found = ResultsSet(self.results)
+            there = found.has("sweep", experiment, variant)
+            self._manifests[experiment, variant] = found.manifest("sweep", experiment, variant) if there else {}
         return self._manifests[experiment, variant]
 
 
@@ -621,7 +621,7 @@ def binary(claim: Claim, data: Data) -> list[Estimate]:
         if key not in claim.of:
             continue
         variant = experiment.variant(claim.of[key]).name
-        rows = data.inspected(variant)
+        rows = data.inspected(experiment.name, variant)
         bad = next((row for row in rows if row["status"] in ("build failed", "not on this chip")), None)
         if bad or not any(row["kind"] == kind for row in rows):
             why = f": {bad['reason']}" if bad else " in its inspect CSV."

@@ -287,12 +287,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--verbose", action="store_true", help="every link, those of the other arms' binaries too")
 
-    p = verb("status", _status, "list recorded results and those whose source has changed since")
-    p.add_argument("--toolchain", choices=("pip", "system"), default="pip")
-
-    p = verb("reaffirm", _reaffirm, "let results stand whose changed sources still compile to the same PTX")
-    p.add_argument("results", type=Path, help="a set, for example results/recorded/h200")
-    p.add_argument("--toolchain", choices=("pip", "system"), default="pip")
+    verb("status", _status, "list recorded results and those whose machine code, launch or protocol has changed since")
 
     p = verb("record", _record, "promote live results to results/recorded/")
     p.add_argument("results", type=Path, help="a live set, for example results/h200")
@@ -496,12 +491,12 @@ def _sanitize_mutations(a: argparse.Namespace) -> None:
 
 
 def _sanitizer_tables(a: argparse.Namespace) -> None:
-    from rungs import provenance, sanitizepages
+    from rungs import sanitizepages, staleness
 
     if a.experiment:
-        sanitizepages.write(a.results, a.experiment, provenance.stale(a.results, [a.experiment]))
+        sanitizepages.write(a.results, a.experiment, staleness.stale(a.results, [a.experiment]))
     if a.mutations:
-        sanitizepages.write_mutations(a.results, provenance.stale_mutations(a.results))
+        sanitizepages.write_mutations(a.results, staleness.stale_mutations(a.results))
 
 
 def _aggregate(a: argparse.Namespace) -> None:
@@ -517,13 +512,13 @@ def _effects(a: argparse.Namespace) -> None:
 
 
 def _plot(a: argparse.Namespace) -> None:
-    from rungs import countplots, curves, plots, provenance
+    from rungs import countplots, curves, plots, staleness
     from rungs.variants import load_experiment
 
     if a.kinds == ["clock"]:
         from rungs import conditions
 
-        conditions.draw(a.results, a.experiment, provenance.stale(a.results, [a.experiment]))
+        conditions.draw(a.results, a.experiment, staleness.stale(a.results, [a.experiment]))
         return
     if not a.of:
         raise RungsError(f"`plot {a.kinds[0]}` needs --of: name what to draw, for example a ladder.")
@@ -532,35 +527,35 @@ def _plot(a: argparse.Namespace) -> None:
             countplots.draw(a.results, a.experiment, name)
         return
     if a.kinds == ["points"]:
-        old = provenance.stale(a.results, [a.experiment])
+        old = staleness.stale(a.results, [a.experiment])
         for name in a.of:
             curves.draw(a.results, a.experiment, name, old)
         return
     if a.kinds == ["shapley"]:
         from rungs import shapleyplots
 
-        old = provenance.stale(a.results, [a.experiment])
+        old = staleness.stale(a.results, [a.experiment])
         for name in a.of:
             shapleyplots.draw(a.results, a.experiment, name, old)
         return
     ladders = load_experiment(a.experiment).ladders
     shown = [variant.name for name in a.of if name in ladders for variant in ladders[name].rungs.values()]
-    stale = provenance.stale(a.results, [a.experiment], shown or None)
+    stale = staleness.stale(a.results, [a.experiment], shown or None)
     for name in a.of:
         for kind in a.kinds:
             plots.draw(kind, a.results, a.experiment, name, stale)
 
 
 def _tables(a: argparse.Namespace) -> None:
-    from rungs import provenance, tables
+    from rungs import staleness, tables
     from rungs.variants import load_experiment
 
     if a.experiment:
         ladders = load_experiment(a.experiment).ladders.values()
         shown = [variant.name for ladder in ladders for variant in ladder.rungs.values()]
-        tables.write_experiment(a.results, a.experiment, provenance.stale(a.results, [a.experiment], shown))
+        tables.write_experiment(a.results, a.experiment, staleness.stale(a.results, [a.experiment], shown))
     if a.index:
-        tables.write_index(a.results, a.index, provenance.stale(a.results), a.factorial)
+        tables.write_index(a.results, a.index, staleness.stale(a.results), a.factorial)
 
 
 def _claims(a: argparse.Namespace) -> None:
@@ -569,17 +564,17 @@ def _claims(a: argparse.Namespace) -> None:
     if a.judge is not None:
         claims.run(a.results, a.arch, a.judge)
     if a.show:
-        from rungs import claimpages, claimplots, provenance
+        from rungs import claimpages, claimplots, staleness
 
-        stale = provenance.stale_claims(a.results)
+        stale = staleness.stale_claims(a.results)
         claimpages.write(a.results, stale)
         claimplots.draw(a.results, stale)
 
 
 def _factorial(a: argparse.Namespace) -> None:
-    from rungs import factorial, provenance
+    from rungs import factorial, staleness
 
-    factorial.write(a.results, a.experiment, provenance.stale(a.results, [a.experiment]))
+    factorial.write(a.results, a.experiment, staleness.stale(a.results, [a.experiment]))
 
 
 def _verdict(a: argparse.Namespace) -> int:
@@ -670,7 +665,8 @@ def _counter_tables(a: argparse.Namespace) -> None:
 
 
 def _advise(a: argparse.Namespace) -> None:
-    from rungs import advise, clock, provenance
+    from rungs import advise, clock, staleness
+    from rungs.results import recorded_sets
 
     results = a.results
     if results is None:
@@ -679,13 +675,13 @@ def _advise(a: argparse.Namespace) -> None:
         except RungsError:
             gpu = None
         live = [Path("results") / gpu.slug] if gpu else []
-        known = advise.sets_with_copies([*live, *provenance.recorded_sets()])
+        known = advise.sets_with_copies([*live, *recorded_sets()])
         if not known:
             raise RungsError(
                 "No results set has points of copy_intensity: run `snakemake --config experiments=copy_intensity` on a GPU."
             )
         results = known[0]
-    advise.run(results, provenance.stale(results, list(advise.EXPERIMENTS)))
+    advise.run(results, staleness.stale(results, list(advise.EXPERIMENTS)))
 
 
 def _export(a: argparse.Namespace) -> None:
@@ -716,30 +712,24 @@ def _compare(a: argparse.Namespace) -> None:
 
 
 def _trace(a: argparse.Namespace) -> int:
-    from rungs import provenance
+    from rungs import trace
 
-    return provenance.trace(a.cell, a.verbose)
+    return trace.trace(a.cell, a.verbose)
 
 
 def _status(a: argparse.Namespace) -> None:
-    from rungs import provenance
+    from rungs import staleness
 
-    provenance.print_status()
-
-
-def _reaffirm(a: argparse.Namespace) -> None:
-    from rungs import provenance
-
-    provenance.reaffirm(a.results, a.toolchain)
+    staleness.print_status()
 
 
 def _record(a: argparse.Namespace) -> None:
-    from rungs import provenance
+    from rungs import record
 
-    provenance.record(a.results, a.experiment, a.gaps)
+    record.record(a.results, a.experiment, a.gaps)
 
 
 def _readme(a: argparse.Namespace) -> int:
-    from rungs import provenance
+    from rungs import readme
 
-    return provenance.readme(check=a.check)
+    return readme.write(check=a.check)

@@ -23,10 +23,11 @@ from typing import Any
 
 import pandas as pd
 
-from rungs import aggregate, provenance, schemas, stats, workloads
+from rungs import aggregate, schemas, staleness, stats, workloads
 from rungs.aggregate import Arm, Facts, Measured, Shape
 from rungs.errors import RungsError
-from rungs.files import sha256_json, stem, write_text
+from rungs.files import sha256_json, write_text
+from rungs.results import ResultsSet
 from rungs.tables import DAGGER, digits_of, grid, signed
 from rungs.variants import GEMM, Experiment, Ladder, experiment_names, load_experiment
 
@@ -172,21 +173,21 @@ def read_set(label: str, spec: str, results: Path, experiment: Experiment) -> Se
 
     Raises RungsError where it measured nothing of them, and as `aggregate.load` does.
     """
-    folder = results / "csv" / "sweep" / experiment.name
+    found = ResultsSet(results)
     rungs = {variant.name for ladder in experiment.ladders.values() for variant in ladder.rungs.values()}
-    variants = [name for path in sorted(folder.glob("*.csv*")) if (name := stem(path)) in rungs]
+    variants = [name for name in found.jobs("sweep", experiment.name) if name in rungs]
     if not variants:
-        there = sorted(p.name for p in (results / "csv" / "sweep").glob("*") if p.name in experiment_names())
+        there = [name for name in found.experiments("sweep") if name in experiment_names()]
         raise RungsError(
             f"{spec} holds no sweep of {experiment.name}: it has {', '.join(there) or 'none at all'}, so choose another"
             " --experiment or another set."
         )
-    archs = {schemas.read_manifest(path)["arch"] for path in sorted(folder.glob("*.json"))}
+    archs = {manifest["arch"] for manifest in found.all_manifests("sweep", experiment.name).values()}
     if len(archs) != 1:
         raise RungsError(f"{spec} has sweeps of {len(archs)} architectures where a set has one: measure it anew.")
     measured = aggregate.load(results, experiment, archs.pop(), variants)
     facts = aggregate.facts_of(results, experiment.name, variants)
-    stale = provenance.stale(results, [experiment.name], variants)
+    stale = staleness.stale(results, [experiment.name], variants)
     shares = aggregate.shares_of(measured)
     return Set(label, spec, measured, facts, stale, shares, aggregate.spreads_of(measured))
 

@@ -16,8 +16,8 @@ from matplotlib.lines import Line2D
 from rungs import aggregate, plots
 from rungs.aggregate import Facts, Recording
 from rungs.errors import RungsError
-from rungs.files import stored
 from rungs.plots import FAINT, STYLE
+from rungs.results import ResultsSet
 from rungs.variants import GEMM, Experiment, load_experiment
 
 MOST = 90
@@ -40,9 +40,8 @@ class Bin:
     capped: bool
 
 
-def job_of(results: Path, experiment_name: str) -> Path:
-    """The CSV of the job that is drawn: the first of those that a floor is made of, which every set has but a quick one."""
-    return results / "csv" / "floor" / experiment_name / "1.csv"
+JOB = "1"
+"""The job that is drawn: the first of those that a floor is made of, which every set has but a quick one."""
 
 
 def draw(results: Path, experiment_name: str, stale: Mapping[str, str]) -> None:
@@ -56,8 +55,8 @@ def draw(results: Path, experiment_name: str, stale: Mapping[str, str]) -> None:
         raise RungsError(
             f"{experiment_name} counts cycles, whatever the clock is: it has no figure of clock and power."
         )
-    path = stored(job_of(results, experiment_name))
-    recording = aggregate.read_recording(aggregate.timed_kind(experiment), path, variant.name)
+    job = ResultsSet(results).job("floor", experiment_name, JOB)
+    recording = aggregate.read_recording(aggregate.timed_kind(experiment), job, variant.name)
     facts = aggregate.facts_of(results, experiment_name, [variant.name])
     plots.save(
         plot(experiment, recording, facts, stale), results / "figures" / experiment_name / "clock_power", coarse=True

@@ -8,6 +8,7 @@ from pathlib import Path
 from rungs import schemas
 from rungs.counts import SHARED, Cell, Shape, read_cells
 from rungs.files import sha256_json, write_text
+from rungs.results import ResultsSet
 from rungs.tables import count_text, grid
 from rungs.variants import GEMM, Experiment, Ladder, in_words, load_experiment
 
@@ -238,8 +239,7 @@ def coverage(results: Path, name: str, kind: str) -> str:
 
 def made_from(results: Path, experiment: Experiment, variants: Sequence[str]) -> str:
     """Where counts come from, for a caption: emulator, compiler, checks, runs and builds."""
-    folder = results / "csv" / "emulate" / experiment.name
-    manifests = [schemas.read_manifest(path) for name in variants if (path := folder / f"{name}.json").is_file()]
+    manifests = list(ResultsSet(results).all_manifests("emulate", experiment.name, variants).values())
     if not manifests:
         return "Emulator, no GPU, no times; nothing was run."
     runs = sha256_json({m["variant"]: m["run_id"] for m in manifests})[:8]

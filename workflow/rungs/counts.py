@@ -12,6 +12,7 @@ from rungs import schemas
 from rungs.aggregate import Recording, frame_of, read_recording, where
 from rungs.emulator.device import KINDS
 from rungs.emulator.metrics import SECTOR
+from rungs.results import ResultsSet
 from rungs.variants import GEMM, Experiment, Variant, load_experiment
 
 Shape = tuple[int, ...]
@@ -38,9 +39,8 @@ def count(results: Path, experiment: Experiment, variants: Sequence[str]) -> dic
     coverage: list[dict[str, Any]] = []
     for name in variants:
         variant = experiment.variant(name)
-        recording = read_recording(
-            experiment.kind("emulate"), results / "csv" / "emulate" / experiment.name / f"{name}.csv", name
-        )
+        job = ResultsSet(results).job("emulate", experiment.name, name)
+        recording = read_recording(experiment.kind("emulate"), job, name)
         for shape, frame in by_shape(experiment, recording):
             rows += _counts(experiment, variant, shape, frame)
             status, reason = _worst(frame)

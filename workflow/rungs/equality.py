@@ -15,8 +15,9 @@ from rungs.aggregate import frame_of
 from rungs.emulator.metrics import NCU, SECTOR, as_ncu
 from rungs.emulator.problem import affine_counts
 from rungs.errors import RungsError
-from rungs.files import manifest_of, sha256_json, stored, write_text
+from rungs.files import sha256_json, write_text
 from rungs.plan import plan
+from rungs.results import ResultsSet
 from rungs.tables import count_text, grid
 from rungs.variants import GEMM, Experiment, Variant, load_device, load_experiment
 
@@ -88,37 +89,35 @@ def run(results: Path, toolchain: str) -> None:
     The launches of other workloads are profiled whole, and are too large to emulate: their pages hold ncu's counts beside those
     of a closed form. Raises RungsError for a folder without profiles of GEMMs.
     """
-    folders = sorted(path for path in (results / "csv" / "profile").glob("*") if path.is_dir())
-    folders = [folder for folder in folders if load_experiment(folder.name).workload == GEMM]
-    if not folders:
+    found = ResultsSet(results)
+    profiled = [name for name in found.experiments("profile") if load_experiment(name).workload == GEMM]
+    if not profiled:
         raise RungsError(f"{results} has no profiles: name a set that has, for example results/recorded/h200.")
-    for folder in folders:
-        experiment = load_experiment(folder.name)
+    for name in profiled:
+        experiment = load_experiment(name)
         rows: list[dict[str, Any]] = []
-        paths = sorted(folder.glob("*.json"))
-        for number, path in enumerate(paths, start=1):
-            rows += compare(results, experiment, experiment.variant(path.stem), toolchain)
-            print(f"{experiment.name}: {path.stem}, {number} of {len(paths)}", flush=True)
+        jobs = found.jobs("profile", name)
+        for number, job in enumerate(jobs, start=1):
+            rows += compare(found, experiment, experiment.variant(job), toolchain)
+            print(f"{name}: {job}, {number} of {len(jobs)}", flush=True)
         schemas.write_csv("emulated", frame_of("emulated", rows), results / "data" / experiment.name / "emulated.csv")
         print(sentence(pd.DataFrame(rows)))
 
 
-def compare(results: Path, experiment: Experiment, variant: Variant, toolchain: str) -> list[dict[str, Any]]:
+def compare(results: ResultsSet, experiment: Experiment, variant: Variant, toolchain: str) -> list[dict[str, Any]]:
     """A row for each counter of each launch that was profiled of a variant, but for those that are 0 on both sides.
 
-    Where the checkout's PTX is not that of the recorded binary there is nothing to compare, which is a row for each shape.
+    Where the checkout's machine code is not that of the recorded binary there is nothing to compare, which is a row for each shape.
     """
-    csv = stored(results / "csv" / "profile" / experiment.name / f"{variant.name}.csv")
-    recorded = schemas.read_csv("profile", csv)
+    job = results.job("profile", experiment.name, variant.name)
+    recorded = job.frame("profile")
     recorded = recorded[recorded["status"] == "ok"]
-    manifest = schemas.read_manifest(manifest_of(csv))
-    arch = manifest["arch"]
-    made = schemas.read_manifest(results / "build" / arch / variant.name / f"{variant.name}.json")
+    manifest, arch = job.manifest, job.manifest["arch"]
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="rungs-equality-") as folder:
         path = Path(folder) / f"{variant.name}.json"
         built = build.build(variant.name, arch, path, build.find_toolchain(toolchain))
-        same = built.get("ptx_sha256") == made["ptx_sha256"]
+        same = built.get("code_hash") == manifest["binary"].get("code_hash")
         sass = inspect.parse_sass(inspect.disassemble(path.with_suffix(".cubin"), toolchain)) if same else []
         ran: dict[tuple, Any] = {}
         for (m, n, k), here in recorded.groupby(["m", "n", "k"]):
@@ -249,7 +248,7 @@ def summary(results: Path, experiment_name: str) -> str:
 
 def _behind(results: Path, experiment_name: str, frame: pd.DataFrame) -> str:
     """How many variants were profiled since the comparison was made, in a sentence; empty where there are none."""
-    manifests = [schemas.read_manifest(path) for path in _manifests(results, experiment_name)]
+    manifests = ResultsSet(results).all_manifests("profile", experiment_name).values()
     since = {manifest["run_id"] for manifest in manifests} - set(frame["run_id"])
     if not since:
         return ""
@@ -276,7 +275,7 @@ def sentence(frame: pd.DataFrame) -> str:
 
 
 def _made_from(results: Path, experiment_name: str) -> str:
-    manifests = [schemas.read_manifest(path) for path in _manifests(results, experiment_name)]
+    manifests = ResultsSet(results).all_manifests("profile", experiment_name).values()
     gpus = ", ".join(sorted({m["gpu"]["name"] for m in manifests}))
     versions = ", ".join(sorted({m["ncu"].get("version", "") for m in manifests}))
     runs = sha256_json({m["variant"]: m["run_id"] for m in manifests})[:8]
@@ -285,10 +284,6 @@ def _made_from(results: Path, experiment_name: str) -> str:
         f"{gpus}, ncu {versions}, runs {runs} (hash over {len(manifests)}); builds {builds} (hash over {len(manifests)});"
         " the emulator on the PTX of the same binaries, as `python -m rungs emulate-recorded` counts it."
     )
-
-
-def _manifests(results: Path, experiment_name: str) -> list[Path]:
-    return sorted((results / "csv" / "profile" / experiment_name).glob("*.json"))
 
 
 def read(results: Path, experiment_name: str) -> pd.DataFrame:

@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
-from rungs import build, provenance, schemas, wgmma
+from rungs import build, schemas, staleness, wgmma
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT, whole
 from rungs.plan import BF16_BYTES, LARGEST_EXTENT, Plan, TensorMap, Workspace, plan
+from rungs.results import COLD, RECORDED, ResultsSet
 from rungs.variants import (
     GEMM,
     WGMMA,
@@ -98,7 +99,7 @@ def files(
         )
     device = load_device(ARCH)
     probed = plan(experiment, variant, device, PROBE, ADDRESSES)
-    header = _provenance(experiment, variant, recorded or ROOT / provenance.RECORDED, shape)
+    header = _provenance(experiment, variant, recorded or ROOT / RECORDED, shape)
     words = {"name": variant.name, "upper": variant.name.upper(), "header": header}
     words |= _plan_words(experiment, variant, device, probed)
     words |= _launcher_words(experiment, variant, device, probed)
@@ -156,14 +157,13 @@ def measurements(experiment: Experiment, variant: Variant, recorded: Path, asked
 
     The share is that at the shape `asked` for, else at `USUAL` and the largest.
 
-    Sets with cold caches are left out. A recording whose source has changed since is named without its numbers.
+    Sets with cold caches are left out. A recording of other machine code is named without its numbers.
     """
     found = []
-    for results in sorted(path for path in recorded.glob("*") if not path.name.endswith(provenance.COLD)):
-        shapes = results / "data" / experiment.name / "shapes.csv"
-        swept = results / "csv" / "sweep" / experiment.name / f"{variant.name}.json"
-        built = results / "build" / ARCH / variant.name / f"{variant.name}.json"
-        if not (shapes.is_file() and swept.is_file() and built.is_file()):
+    for results in sorted(path for path in recorded.glob("*") if not path.name.endswith(COLD)):
+        shapes, recorded_set = results / "data" / experiment.name / "shapes.csv", ResultsSet(results)
+        made = recorded_set.build_manifest(experiment.name, ARCH, variant.name)
+        if not (shapes.is_file() and recorded_set.has("sweep", experiment.name, variant.name) and made):
             continue
         frame = schemas.read_csv("shapes", shapes)
         rows = frame[(frame["variant"] == variant.name) & frame["share_percent"].notna()]
@@ -172,15 +172,16 @@ def measurements(experiment: Experiment, variant: Variant, recorded: Path, asked
         measured = {(row["m"], row["n"], row["k"]): row for _, row in rows.iterrows()}
         best = max(measured, key=lambda shape: measured[shape]["share_percent"])
         at = next((shape for shape in (asked, USUAL) if shape in measured), best)
-        row, gpu = measured[at], schemas.read_manifest(swept)["gpu"]["name"]
+        row = measured[at]
+        gpu = recorded_set.manifest("sweep", experiment.name, variant.name)["gpu"]["name"]
         missed = f" Not at {experiment.describe(asked)}." if asked and at != asked else ""
         shape = experiment.describe(at)
         if at not in (asked, best):
             shape += f", at most {measured[best]['share_percent']:.1f} % at {experiment.describe(best)}"
-        if reason := provenance.stale(results, [experiment.name], [variant.name]).get(variant.name):
+        if reason := staleness.stale(results, [experiment.name], [variant.name]).get(variant.name):
             found.append(f"Recorded on {gpu}, but {reason}: what it took there is not of this source.")
             continue
-        compiler = _versions(schemas.read_manifest(built)["compiler"])
+        compiler = _versions(made["compiler"])
         found.append(
             f"Measured on {gpu}, compiled by {compiler}: {row['share_percent']:.1f} % of cuBLAS at {shape}"
             f" (recorded set {results.name}, run {row['run_id']}).{missed}"

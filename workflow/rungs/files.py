@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import json
 import os
 import re
 import tempfile
 import time
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,43 +95,19 @@ def sha256_bytes(data: bytes) -> str:
 
 
 def sha256_file(path: str | os.PathLike[str]) -> str:
-    """Of what a file holds: that of a packed file is that of the file which was packed."""
+    """Return the hash of a file's bytes."""
     try:
-        return sha256_bytes(content(path))
-    except (OSError, EOFError, zlib.error) as error:
-        raise RungsError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}).") from None
+        return sha256_bytes(Path(path).read_bytes())
+    except OSError as error:
+        raise RungsError(f"{path} cannot be read ({error.strerror}).") from None
 
 
-# ---- packed files: recorded CSVs, a fifth of the size ----------------------------------------------------------------
-
-PACKED = ".gz"
-
-
-def content(path: str | os.PathLike[str]) -> bytes:
-    """What a file holds, unpacked where its name ends in `.gz`."""
-    data = Path(path).read_bytes()
-    return gzip.decompress(data) if Path(path).suffix == PACKED else data
-
-
-def packed(data: bytes) -> bytes:
-    """The same bytes each time: no date is in them."""
-    return gzip.compress(data, mtime=0)
-
-
-def stored(path: Path) -> Path:
-    """Where a CSV lies: at its path as in a live set or, as in a recorded one, packed with `.gz` behind its name."""
-    beside = path.with_name(path.name + PACKED)
-    return beside if beside.is_file() and not path.is_file() else path
-
-
-def stem(path: Path) -> str:
-    """A file's name up to its endings: `B3` of `B3.csv.gz`."""
-    return path.name.split(".")[0]
-
-
-def manifest_of(csv_path: Path) -> Path:
-    """The manifest beside a CSV, packed or not."""
-    return csv_path.with_name(f"{stem(csv_path)}.json")
+def sha256_text(path: str | os.PathLike[str]) -> str:
+    """Return the hash of a source file, the same with the line ends of any system."""
+    try:
+        return sha256_bytes(Path(path).read_bytes().replace(b"\r\n", b"\n"))
+    except OSError as error:
+        raise RungsError(f"{path} cannot be read ({error.strerror}).") from None
 
 
 def sha256_json(value: Any) -> str:

@@ -470,7 +470,7 @@ def supervise(
         "variant": rung.name,
         "rungs": experiment.rung_names(rung),
         "arch": arch,
-        "arms": {name: binary.provenance() for name, binary in binaries.items()},
+        "arms": {name: binary.provenance(experiment, shapes) for name, binary in binaries.items()},
         "not_timed": {name: reason for name, (_, reason) in excluded.items()},
         "control": {"name": _control(experiment) or "none", "dtype": dtype}
         | ({"layout": "NT"} if experiment.workload == GEMM else {}),

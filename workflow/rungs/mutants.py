@@ -17,12 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rungs import build, clock, launcher, measure, profile, provenance, sanitize, schemas
+from rungs import build, clock, launcher, measure, profile, sanitize, schemas
 from rungs.emulator import device, mutations, problem
 from rungs.errors import RungsError
 from rungs.files import read_json, sha256_bytes, sha256_file, sha256_json, write_json, write_text
 from rungs.profile import CRASHED, NOT_RUN, TIME_LIMIT
 from rungs.sanitize import FOUND, TOOLS
+from rungs.staleness import MUTATIONS
 from rungs.variants import load_experiment
 
 NONE = "none"
@@ -122,7 +123,9 @@ def prepare(folder: Path, arch: str, toolchain: str, places: int) -> dict[str, A
         made = build.build(variant, arch, manifest, tools)
         if made["status"] != "ok":
             raise RungsError(made["reason"])
-        binaries[variant] = {key: made[key] for key in ("variant", "build_id", "source_hash", "cubin_sha256")}
+        binaries[variant] = {
+            key: made[key] for key in ("variant", "build_id", "source_hash", "cubin_sha256", "code_hash")
+        }
         text = manifest.with_suffix(".ptx").read_text(encoding="utf-8")
         for name, place, mutated in mutants_of(variant, text):
             if places and place >= places:
@@ -319,7 +322,7 @@ def judge_result(failure: tuple[str, str] | None, said: str) -> tuple[str, str]:
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
-CSV = provenance.MUTATIONS
+CSV = MUTATIONS
 GONE = (TIME_LIMIT, CRASHED)
 
 

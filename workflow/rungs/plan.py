@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 
 from rungs.errors import Refused
+from rungs.files import sha256_json
 from rungs.variants import GEMM, WGMMA, Device, Experiment, Variant
 
 BF16_BYTES = 2
@@ -151,6 +152,34 @@ def check_point(experiment: Experiment, variant: Variant, device: Device, point:
         from rungs import workloads
 
         workloads.of(experiment).check(experiment, variant, device, point)
+
+
+def launch_hash(
+    experiment: Experiment,
+    variant: Variant,
+    device: Device,
+    points: Iterable[tuple[int, ...]],
+    sms: int | None = None,
+) -> str:
+    """Return a hash of the launches at these points, 16 hexadecimal digits: what the plan says, at buffers of fixed addresses.
+
+    A point that the variant does not support counts as refused, whatever the sentence says.
+    """
+    launches: list[dict[str, object] | str] = []
+    for point in points:
+        try:
+            names: tuple[str, ...] = ("a", "b", "c")
+            if experiment.workload != GEMM:
+                from rungs import workloads
+
+                workload = workloads.of(experiment)
+                workload.check(experiment, variant, device, point)
+                names = tuple(workload.operands(experiment, variant, device, point, sms))
+            addresses = {name: number << 40 for number, name in enumerate(names, start=1)}
+            launches.append(asdict(launch_of(experiment, variant, device, point, addresses, sms)))
+        except Refused:
+            launches.append("refused")
+    return sha256_json(launches)[:16]
 
 
 def resources(experiment: Experiment, variant: Variant, device: Device) -> tuple[int, int, int | None]:

@@ -370,7 +370,7 @@ def profile(
     failure: tuple[str, str] | None = None
     provenance: Mapping[str, str] = {"variant": variant.name}
     try:
-        provenance = load_binary(experiment, manifest_path).provenance()
+        provenance = load_binary(experiment, manifest_path).provenance(experiment, shapes)
     except Refused as refusal:
         failure = refusal.status, str(refusal)
     tool = ""

@@ -12,10 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from rungs import answers, plots, provenance, schemas, tables
+from rungs import answers, plots, tables
 from rungs.aggregate import Facts, mhz_range
 from rungs.curves import style
 from rungs.plots import FAINT, INK, STYLE, Shape
+from rungs.results import COLD, ResultsSet
 from rungs.variants import Experiment, Ladder, load_device, load_experiment
 
 ELEMENT_BYTES = 2
@@ -42,7 +43,7 @@ def intensity(shape: Shape) -> float:
 
 def sets_with_ceiling(results: Path) -> list[Path]:
     """Where a set's memory ceiling may lie: in itself, and of a cold set in the hot one of the same GPU."""
-    hot = results.with_name(results.name.removesuffix(provenance.COLD))
+    hot = results.with_name(results.name.removesuffix(COLD))
     return list(dict.fromkeys([results, hot]))
 
 
@@ -59,8 +60,8 @@ def ceiling_of(results: Path, experiment: str) -> Ceiling | None:
                 found += [Ceiling(speed, f"the most that {where} read, {source.facts.dates}")] if speed else []
         if found:
             return max(found, key=lambda ceiling: ceiling.gb_per_s)
-    for path in sorted((results / "csv" / "sweep" / experiment).glob("*.json")):
-        if said := schemas.read_manifest(path)["gpu"].get("dram_gb_per_s"):
+    for manifest in ResultsSet(results).all_manifests("sweep", experiment).values():
+        if said := manifest["gpu"].get("dram_gb_per_s"):
             return Ceiling(float(said), "memory clock and width as the driver says, not measured")
     return None
 
@@ -70,11 +71,7 @@ def draw(results: Path, experiment: Experiment, ladder: Ladder, stale: Mapping[s
     from rungs.aggregate import facts_of, read_data
 
     names = [variant.name for variant in ladder.rungs.values()]
-    manifests = [
-        schemas.read_manifest(path)
-        for name in names
-        if (path := results / "csv" / "sweep" / experiment.name / f"{name}.json").is_file()
-    ]
+    manifests = list(ResultsSet(results).all_manifests("sweep", experiment.name, names).values())
     arch = manifests[0]["arch"] if manifests else ""
     sms = manifests[0]["gpu"].get("sms") if manifests else None
     facts = facts_of(results, experiment.name, names)

@@ -245,8 +245,9 @@ def sanitize(
     attempts = 0
     provenance: Mapping[str, str] = {"variant": variant.name}
     sanitizer = None
+    shape, sms = small_problem(experiment, variant, arch)
     try:
-        provenance = load_binary(experiment, manifest_path).provenance()
+        provenance = load_binary(experiment, manifest_path).provenance(experiment, [shape], sms)
         sanitizer = open_sanitizer(setting)
     except Refused as refusal:
         failure = refusal.status, str(refusal)
@@ -254,7 +255,6 @@ def sanitize(
         if provenance == {"variant": variant.name}:
             raise
         failure = NOT_RUN, str(error)
-    shape, sms = small_problem(experiment, variant, arch)
     argv = [*(child or (sys.executable, "-m", "rungs", "launch")), "--experiment", experiment.name, "--arch", arch]
     argv += ["--gpu", gpu.uuid, "--manifest", str(manifest_path.resolve()), "--shape", ",".join(map(str, shape))]
     argv += ["--launches", "1", "--instrumented", *(["--sms", str(sms)] if sms else [])]

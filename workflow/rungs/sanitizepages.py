@@ -10,11 +10,12 @@ from typing import Any
 
 import pandas as pd
 
-from rungs import mutants, schemas
+from rungs import mutants
 from rungs.emulator.mutations import GROUPS, MUTATIONS, group_of
 from rungs.errors import RungsError
-from rungs.files import manifest_of, sha256_json, stem, write_text
+from rungs.files import sha256_json, write_text
 from rungs.mutants import EMULATOR, GONE, NONE, RESULT, WRONG
+from rungs.results import ResultsSet
 from rungs.sanitize import FOUND, TOOLS
 from rungs.tables import grid
 from rungs.variants import GEMM, load_experiment
@@ -29,10 +30,6 @@ LIMITS = (
 )
 
 
-def folder_of(results: Path, experiment: str) -> Path:
-    return results / "csv" / "sanitize" / experiment
-
-
 # ---- rungs -----------------------------------------------------------------------------------------------------------
 
 
@@ -44,16 +41,17 @@ def write(results: Path, experiment: str, stale: Mapping[str, str] | None = None
 def render(results: Path, experiment_name: str, stale: Mapping[str, str] | None = None) -> str:
     """A row per variant with what each tool said, the first finding of each, and the conclusion."""
     experiment, stale = load_experiment(experiment_name), stale or {}
-    csvs = sorted(path for path in folder_of(results, experiment_name).glob("*.csv*"))
-    if not csvs:
+    found = ResultsSet(results)
+    jobs = [found.job("sanitize", experiment_name, name) for name in found.jobs("sanitize", experiment_name)]
+    if not jobs:
         raise RungsError(
-            f"{folder_of(results, experiment_name)} has no CSVs of Compute Sanitizer: run `snakemake sanitized` on a GPU."
+            f"{results / 'csv' / 'sanitize' / experiment_name} has no CSVs of Compute Sanitizer: run `snakemake sanitized` on a GPU."
         )
-    frames = [schemas.read_csv(experiment.kind("sanitize"), path) for path in csvs]
-    manifests = [schemas.read_manifest(manifest_of(path)) for path in csvs]
+    frames = [job.frame(experiment.kind("sanitize")) for job in jobs]
+    manifests = [job.manifest for job in jobs]
     body, findings = [], []
-    for path, frame in zip(csvs, frames, strict=True):
-        name = stem(path)
+    for job, frame in zip(jobs, frames, strict=True):
+        name = job.name
         by_tool = {row["tool"]: row for row in frame.to_dict("records")}
         point = [int(frame[axis].iloc[0]) for axis in experiment.axis_names]
         rungs = " ".join(experiment.rung_names(experiment.variant(name)))
@@ -73,7 +71,7 @@ def render(results: Path, experiment_name: str, stale: Mapping[str, str] | None 
     if findings:
         parts.append("\n".join(findings))
     parts += [f"**{sentence(pd.concat(frames))}**", LIMITS]
-    parts += [f"† {name}: {reason}." for name, reason in stale.items() if any(stem(path) == name for path in csvs)]
+    parts += [f"† {name}: {reason}." for name, reason in stale.items() if any(job.name == name for job in jobs)]
     parts.append(f"<sub>{_made_by(manifests)}</sub>")
     return "\n\n".join(parts) + "\n"
 

@@ -7,7 +7,6 @@ import functools
 import io
 import itertools
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import yaml
 from jsonschema import Draft202012Validator, validators
 
 from rungs.errors import RungsError, shown
-from rungs.files import ROOT, content, read_json_and_hash, whole
+from rungs.files import ROOT, read_json_and_hash, whole
 
 SCHEMAS = ROOT / "workflow" / "schemas"
 GIVEN = ("peers", "published", "shares", "intensity", "tma_throughput", "hopper_latencies")
@@ -85,12 +84,17 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     Raises RungsError with the key that is missing or odd.
     """
     value, digest = read_json_and_hash(path)
-    if value.get("kind") not in MANIFESTS:
-        raise RungsError(f"{path} is no manifest of a build, sweep, profile or emulation: delete it and run again.")
     if digest not in _VALID:
-        validate(value, f"manifest_{value['kind']}", f"{path} (delete it and run again, or restore a recorded one)")
+        check_manifest(value, f"{path} (delete it and run again)")
         _VALID.add(digest)
     return value
+
+
+def check_manifest(value: Mapping[str, Any], where: str) -> None:
+    """Raises RungsError unless a manifest is of a known kind and valid by that kind's schema."""
+    if value.get("kind") not in MANIFESTS:
+        raise RungsError(f"{where}: this is no manifest of a {', '.join(MANIFESTS[:-1])} or {MANIFESTS[-1]}.")
+    validate(value, f"manifest_{value['kind']}", where)
 
 
 _VALID: set[str] = set()
@@ -231,10 +235,10 @@ def read_csv(kind: str, path: str | Path) -> Any:
     Raises RungsError naming file, row and fix for anything that the schema does not allow.
     """
     try:
-        text = content(path).decode("utf-8")
+        text = Path(path).read_bytes().decode("utf-8")
     except FileNotFoundError:
         raise RungsError(f"{path} does not exist: run `snakemake` to make it.") from None
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise RungsError(f"{path} cannot be read ({error}): delete it and run again.") from None
     return parse_csv(kind, text, str(path))
 

@@ -9,14 +9,15 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rungs import clock, schemas
 from rungs.errors import RungsError
-from rungs.files import PACKED, ROOT, stem
+from rungs.files import ROOT
+from rungs.results import INSPECT, ResultsSet, each_job, recorded_sets
 from rungs.variants import (
     GEMM,
     Experiment,
@@ -477,36 +478,41 @@ def profiling_permission(ncu: str) -> str:
 # ---- recorded sets: what lies in a folder decides --------------------------------------------------------------------
 
 
+def recordings() -> Iterator[tuple[Path, str]]:
+    """Yield every recorded set with each of its experiments."""
+    for results in recorded_sets():
+        for experiment in recorded_experiments(results.relative_to("results").as_posix()):
+            yield results, experiment
+
+
+def _set(results_set: str) -> ResultsSet:
+    return ResultsSet(Path("results") / results_set)
+
+
 def recorded_experiments(results_set: str) -> list[str]:
-    return [
-        p.name
-        for p in sorted((Path("results") / results_set / "csv" / "sweep").glob("*"))
-        if p.name in experiment_names()
-    ]
+    return [name for name in _set(results_set).experiments("sweep") if name in experiment_names()]
 
 
 def recorded_variants(results_set: str, experiment: str) -> list[str]:
-    """Names of the variants with a sweep in the set."""
-    return [
-        stem(path) for path in sorted((Path("results") / results_set / "csv" / "sweep" / experiment).glob("*.csv*"))
-    ]
+    """Return the variants with a sweep in the set."""
+    return _set(results_set).jobs("sweep", experiment)
 
 
 def recorded_rungs(results_set: str, experiment: str) -> list[str]:
-    """Those of them that the ladders' tables show: all but the variants that only a factorial measures."""
+    """Return those of them that the ladders' tables show: all but the variants that only a factorial measures."""
     declared = load_experiment(experiment)
     alone = {variant.name for variant in declared.off_ladder()} if declared.factorial else set()
     return [name for name in recorded_variants(results_set, experiment) if name not in alone]
 
 
 def recorded_factorials(results_set: str) -> list[str]:
-    """The experiments of which the set holds more than ladders: variants that only a factorial measures."""
+    """Return the experiments of which the set holds more than ladders: variants that only a factorial measures."""
     experiments = recorded_experiments(results_set)
     return [e for e in experiments if len(recorded_rungs(results_set, e)) < len(recorded_variants(results_set, e))]
 
 
 def recorded_ladders(results_set: str) -> dict[str, list[str]]:
-    """Experiment -> the ladders of which every rung has a sweep in the set."""
+    """Return experiment -> the ladders of which every rung has a sweep in the set."""
     found = {}
     for experiment in recorded_experiments(results_set):
         there = set(recorded_variants(results_set, experiment))
@@ -515,27 +521,22 @@ def recorded_ladders(results_set: str) -> dict[str, list[str]]:
     return found
 
 
-def recorded_inputs(results_set: str, experiment: str, variants: Sequence[str]) -> list[str]:
-    """Every CSV and manifest of the set that tables of these variants are made from."""
-    csv, names = Path("results") / results_set / "csv", set(variants)
-    folders = [
-        *(csv / kind / experiment for kind in ("sweep", "profile")),
-        csv / "inspect" / recorded_arch(results_set),
+def recorded_inputs(results_set: str, experiment: str) -> list[str]:
+    """Return every file of the set that the experiment's tables are made from."""
+    found = _set(results_set)
+    return [
+        path.as_posix() for kind in ("sweep", "profile", INSPECT, "floor") for path in found.files(kind, experiment)
     ]
-    files = [path for folder in folders for path in sorted(folder.glob("*")) if stem(path) in names]
-    files += sorted((csv / "floor" / experiment).glob("*"))
-    return [path.as_posix() for path in files if path.suffix in (".csv", PACKED, ".json")]
 
 
 @functools.cache
 def recorded_arch(results_set: str) -> str:
-    """The architecture that the set was measured on. Raises RungsError where its manifests do not say one."""
-    found = {
-        schemas.read_manifest(path)["arch"]
-        for path in sorted((Path("results") / results_set / "csv" / "sweep").glob("*/*.json"))
-    }
+    """Return the architecture that the set was measured on. Raises RungsError where its manifests do not say one."""
+    found, where = {}, _set(results_set)
+    for kind, experiment, job in each_job(where, ["sweep"]):
+        found[where.manifest(kind, experiment, job)["arch"]] = experiment
     if len(found) != 1:
         raise RungsError(
             f"results/{results_set} has sweeps of {len(found)} architectures where a set has one: record it anew."
         )
-    return found.pop()
+    return next(iter(found))

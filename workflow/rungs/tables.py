@@ -28,6 +28,7 @@ from rungs.aggregate import (
 )
 from rungs.errors import RungsError
 from rungs.files import ROOT, sha256_json, write_text
+from rungs.results import ResultsSet
 from rungs.variants import GEMM, Experiment, Ladder, Step, in_words, load_experiment
 
 DAGGER = "†"
@@ -145,7 +146,7 @@ def render_set(
         parts.append(coverage_table(source))
         if (results / "data" / name / "emulated.csv").is_file():
             parts.append(f"[What ncu counted beside what the emulator counts](md/{name}_counters.md).")
-        if any((results / "csv" / "sanitize" / name).glob("*.csv*")):
+        if ResultsSet(results).jobs("sanitize", name):
             parts.append(f"[What Compute Sanitizer found](md/{name}_sanitizer.md).")
         for ladder in measured_ladders(source.experiment, source.data["shapes"]):
             parts += [f"### Ladder {ladder.name}: {ladder.title}", ladder_tables(source, ladder)]

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rungs import provenance, schemas
+from rungs import readme, schemas
 from rungs.files import write_json
 from rungs.variants import load_experiment
 
@@ -43,7 +43,7 @@ def run(inputs: Sequence[Path], output: Path) -> int:
     A README that does not show what is recorded is noted in it and fails no run.
     """
     found = failures(inputs)
-    write_json(output, {"failed": len(found), "failures": found, "readme": provenance.readme_note()})
+    write_json(output, {"failed": len(found), "failures": found, "readme": readme.note()})
     alike: dict[tuple[str, ...], list[str]] = {}
     for failure in found:
         what, _, shape = failure["what"].partition(" at ")

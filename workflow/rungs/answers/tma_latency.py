@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rungs import curves, published, schemas, tables
+from rungs import curves, published, tables
+from rungs.results import ResultsSet
 from rungs.tables import Row, Source
 from rungs.workloads import tma_latency
 from rungs.workloads.tma_latency import FIRST_TOUCH, ISSUE, LATENCY
@@ -199,10 +200,9 @@ def host_costs(source: Source) -> dict[str, float]:
     another of its ladder; empty where none has them.
     """
     for variant in source.experiment.ladders["TF"].rungs.values():
-        path = source.results / "csv" / "sweep" / source.experiment.name / f"{variant.name}.json"
-        if path.is_file() and (costs := schemas.read_manifest(path).get("descriptor_us")):
-            found: dict[str, float] = costs
-            return found
+        found, at = ResultsSet(source.results), ("sweep", source.experiment.name, variant.name)
+        if found.has(*at) and (costs := found.manifest(*at).get("descriptor_us")):
+            return dict(costs)
     return {}
 
 

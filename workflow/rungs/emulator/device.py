@@ -72,7 +72,9 @@ def emulate(
     for shape in shapes:
         rows += count(experiment, variant, arch, ptx, shape, failure, ran)
     binary = {
-        key: built[key] for key in ("variant", "build_id", "source_hash", "cubin_sha256", "ptx_sha256") if key in built
+        key: built[key]
+        for key in ("variant", "build_id", "source_hash", "cubin_sha256", "code_hash", "ptx_sha256")
+        if key in built
     }
     job = {
         "source": "emulator",
