@@ -21,7 +21,7 @@ from rungs.errors import RungsError
 from rungs.files import read_json, write_json
 from rungs.plan import launch_hash
 from rungs.protocol import protocol_hash
-from rungs.results import RECORDED, ResultsSet, each_job, recorded_sets
+from rungs.results import INSPECT, RECORDED, ResultsSet, each_job, recorded_sets
 from rungs.variants import load_device, load_experiment
 
 CODES = RECORDED / "codes.json"
