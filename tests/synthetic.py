@@ -172,6 +172,7 @@ def write_build(results: Path, world: World, variant: Variant) -> None:
         "flags": ["-O3", "-lineinfo"],
         "compiler": {"nvcc": "13.0.88", "ptxas": "13.0.88"},
         "cubin_sha256": sha256_file(folder / f"{variant.name}.cubin"),
+        "code_hash": sha256_bytes(variant.name.encode()),
         "ptx_sha256": sha256_file(folder / f"{variant.name}.ptx"),
         "ptxas": {
             "registers": _registers(variant),
@@ -312,6 +313,7 @@ def _binary(results: Path, name: str) -> dict[str, str]:
         "build_id": build_id(name),
         "source_hash": sha256_bytes(b"source"),
         "cubin_sha256": sha256_file(cubin) if cubin.is_file() else "",
+        "code_hash": sha256_bytes(name.encode()),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import shutil
@@ -16,10 +17,11 @@ import pytest
 import yaml
 
 from rendered import check_that_no_text_leaves, grids
-from rungs import bootstrap, claimpages, claimplots, claims, provenance, schemas, stats
+from rungs import bootstrap, claimpages, claimplots, claims, schemas, staleness, stats, trace
 from rungs.claims import FAILS, HOLDS, NOT_MEASURED, UNDECIDED, Bound, Claim, Data
 from rungs.errors import RungsError
-from rungs.files import ROOT, write_json
+from rungs.files import ROOT, write_json, write_text
+from rungs.results import ResultsSet
 from rungs.variants import load_experiment
 
 ARCH = "sm_90a"
@@ -240,12 +242,29 @@ def test_what_the_set_lacks_is_not_measured_and_says_why(tmp_path):
     assert verdict(tmp_path, claim) == (NOT_MEASURED, "B2>B3 at 4096x4096x512 is wrong: Element 3 is 7.")
 
 
+def swept(results: Path, variant: str, says: dict) -> None:
+    """Write a sweep whose manifest says this."""
+    gpu = {"name": "a", "slug": "a", "uuid": "u", "driver": "d"}
+    manifest = {"kind": "sweep", "run_id": "r", "experiment": "gemm", "variant": variant, "arch": ARCH, "arms": {}}
+    manifest |= {"control": {"name": "c", "dtype": "bfloat16"}, "dtype": "bfloat16", "fill": "normal", "l2": "hot"}
+    manifest |= {
+        "clock": {"mode": "observe"},
+        "protocol": {"hash": "p"},
+        "software": {},
+        "shapes": [],
+        "csv_sha256": "",
+    }
+    path = ResultsSet(results).csv("sweep", "gemm", variant)
+    write_text(path, "")
+    write_json(path.with_suffix(".json"), {**manifest, "gpu": gpu, **says})
+
+
 def test_recordings_of_two_fills_are_not_compared(tmp_path):
     write(tmp_path, "steps", [step("B2>B3", 5.0)])
     claim = parse(tmp_path, gain={"steps": ["B2>B3"]}, above=0)
     for rung, fill in (("B2", "normal"), ("B3", "zeros")):
-        manifest = {"fill": fill, "l2": "hot", "gpu": {"name": "a"}, "protocol": {"hash": "p"}}
-        write_json(tmp_path / "csv" / "sweep" / "gemm" / f"{GEMM.variant(rung).name}.json", manifest)
+        manifest = {"fill": fill}
+        swept(tmp_path, GEMM.variant(rung).name, manifest)
     reason = "Its recordings mix fill normal and zeros, which are not comparable."
     assert verdict(tmp_path, claim) == (NOT_MEASURED, reason)
 
@@ -289,9 +308,8 @@ def test_variants_of_two_jobs_are_compared_by_their_shares(tmp_path):
 def test_noise_is_the_floor_over_the_gain_where_the_clock_was_left_alone(tmp_path):
     write(tmp_path, "steps", [step("B3>B5", 10.0, floor_percent=1.0)])
     claim = parse(tmp_path, noise={"steps": ["B3>B5"]}, above=1)
-    manifest = tmp_path / "csv" / "sweep" / "gemm" / f"{GEMM.variant('B5').name}.json"
     for mode in ("lock", "observe"):
-        write_json(manifest, {"clock": {"mode": mode}, "fill": "normal"})
+        swept(tmp_path, GEMM.variant("B5").name, {"clock": {"mode": mode}})
         (row,) = judge(tmp_path, claim)
         assert row["verdict"] == (FAILS if mode == "observe" else NOT_MEASURED)
     assert row["figure"] == pytest.approx(math.log(1.01) / math.log(1.1), abs=1e-4)
@@ -504,7 +522,7 @@ def test_the_recorded_claims_and_their_page_are_what_the_data_give(results):
     again = claims.judge_again(results, ARCH)
     assert again == rows
     page = (results / "md" / "claims.md").read_text(encoding="utf-8")
-    assert claimpages.render(results, provenance.stale_claims(results)) == page
+    assert claimpages.render(results, staleness.stale_claims(results)) == page
 
 
 def test_the_recorded_verdicts_follow_from_the_raw_rounds():
@@ -513,7 +531,7 @@ def test_the_recorded_verdicts_follow_from_the_raw_rounds():
 
     def ratio(experiment: str, before: str, after: str, **point: int) -> float:
         e = load_experiment(experiment)
-        frame = pd.read_csv(H200 / "csv" / "sweep" / experiment / f"{e.variant(after).name}.csv.gz")
+        frame = pd.read_csv(io.BytesIO(ResultsSet(H200).job("sweep", experiment, e.variant(after).name).csv))
         for axis, value in point.items():
             frame = frame[frame[axis] == value]
         unit = "cycles" if "cycles" in frame else "time_us"
@@ -579,7 +597,7 @@ def test_a_page_of_other_claims_than_the_file_has_is_refused(tmp_path, old, new)
 
 
 def test_trace_follows_a_claim_to_its_binaries(capsys):
-    assert provenance.trace(f"{H200}/md/claims.md:trap2_alone_a") == 0
+    assert trace.trace(f"{H200}/md/claims.md:trap2_alone_a") == 0
     said = capsys.readouterr().out
     for words in (
         "claims.md is what its data give",
@@ -590,4 +608,4 @@ def test_trace_follows_a_claim_to_its_binaries(capsys):
     ):
         assert words in said, said
     with pytest.raises(RungsError, match="has no claim 'nothing'"):
-        provenance.trace(f"{H200}/md/claims.md:nothing")
+        trace.trace(f"{H200}/md/claims.md:nothing")

@@ -3,16 +3,16 @@
 import dataclasses
 import os
 import re
-import shutil
 import subprocess
 
 import matplotlib.pyplot as plt
 import pytest
 
 from rendered import check_that_no_text_leaves, grids
-from rungs import cli, compare, compareplots, provenance, schemas, stats, variants
+from rungs import cli, compare, compareplots, schemas, staleness, stats, variants
 from rungs.errors import RungsError
 from rungs.files import ROOT
+from rungs.results import ResultsSet, write_recorded
 from synthetic import GPU, World, write_set
 
 EXPERIMENT = variants.load_experiment("gemm")
@@ -28,7 +28,7 @@ def name_of(rung: str) -> str:
 @pytest.fixture(autouse=True)
 def current(monkeypatch):
     """The synthetic binaries are of no source that this checkout has."""
-    monkeypatch.setattr(provenance, "stale", lambda *arguments: {})
+    monkeypatch.setattr(staleness, "stale", lambda *arguments: {})
     yield
     plt.close("all")
 
@@ -152,7 +152,7 @@ def test_two_gpus_are_compared_by_ratios_and_it_is_said(sets):
 
 
 def test_each_set_keeps_its_provenance_and_its_staleness(sets, monkeypatch):
-    monkeypatch.setattr(provenance, "stale", lambda results, *_: {name_of("B3"): "old"} if results.name == "b" else {})
+    monkeypatch.setattr(staleness, "stale", lambda results, *_: {name_of("B3"): "old"} if results.name == "b" else {})
     comparison = compare.compare([sets["a"], sets["b"]], "gemm", "B")
     first, second = compare.legend_of(comparison)
     assert first.startswith(f"A: {sets['a']}: NVIDIA H200, driver 580.65.06; ") and "stale" not in first
@@ -313,15 +313,10 @@ def test_a_set_is_read_as_a_commit_has_it(sets, tmp_path, monkeypatch):
 
 def test_an_experiment_of_points_is_compared_too(tmp_path):
     """Two rungs of a recorded set against themselves: their shares go through the bytes that the control moves."""
-    recorded, names = ROOT / "results/recorded/h200/csv", [COPIES.variant(rung).name for rung in ("CP1", "CP2")]
+    recorded, names = ResultsSet(ROOT / "results/recorded/h200"), [COPIES.variant(rung).name for rung in ("CP1", "CP2")]
     for kind, chosen in (("sweep", names), ("floor", ["1", "2", "3"])):
-        for name in chosen:
-            for path in (recorded / kind / "copy_intensity").glob(f"{name}.*"):
-                (tmp_path / kind / "copy_intensity").mkdir(parents=True, exist_ok=True)
-                shutil.copy(path, tmp_path / kind / "copy_intensity")
-    (tmp_path / "set" / "csv").mkdir(parents=True)
-    for kind in ("sweep", "floor"):
-        (tmp_path / kind).rename(tmp_path / "set" / "csv" / kind)
+        jobs = [recorded.job(kind, "copy_intensity", name) for name in chosen]
+        write_recorded(tmp_path / "set", kind, "copy_intensity", {job.name: (job.csv, job.manifest) for job in jobs})
     comparison = compare.compare([str(tmp_path / "set")] * 2, "copy_intensity", None)
     shares = [line.values["A"] for line in comparison.lines if line.what == "share" and line.values["A"].median]
     assert shares and all(0 < value.percent(value.median.value) < 200 for value in shares)

@@ -7,8 +7,9 @@ import re
 import pytest
 
 from rendered import grids
-from rungs import aggregate, contrast, provenance, tables, variants
+from rungs import aggregate, contrast, readme, tables, variants
 from rungs.errors import RungsError
+from rungs.results import RECORDED
 from synthetic import ARCH, World, write_set
 
 EXPERIMENT = variants.load_experiment("gemm")
@@ -136,17 +137,17 @@ def test_no_rows_of_the_two_sets_ever_meet(hot, cold, tmp_path):
 
 def test_the_readme_shows_a_cold_set_beside_its_hot_one(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(provenance, "ROOT", tmp_path)
-    recorded = provenance.RECORDED
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    recorded = RECORDED
     make(recorded / "h200", "hot")
     make(recorded / "h200-cold", "cold", gains={name_of("B3"): -20.0}, seed=7)
-    readme = tmp_path / "README.md"
-    readme.write_text("".join(f"<!-- rungs:h200-cold:gemm:cold:B {edge} -->\n" for edge in ("begin", "end")))
-    assert provenance.readme() == 0
-    text = readme.read_text()
+    page = tmp_path / "README.md"
+    page.write_text("".join(f"<!-- rungs:h200-cold:gemm:cold:B {edge} -->\n" for edge in ("begin", "end")))
+    assert readme.write() == 0
+    text = page.read_text()
     assert "K=4096 hot | K=4096 cold" in text
     assert "<sub>Hot: NVIDIA H200" in text and "<sub>Cold: NVIDIA H200" in text
-    assert (provenance.readme(check=True), capsys.readouterr().out.splitlines()[-1]) == (0, "README.md is current.")
-    readme.write_text(text.replace(":cold:B", ":cold:S"))
+    assert (readme.write(check=True), capsys.readouterr().out.splitlines()[-1]) == (0, "README.md is current.")
+    page.write_text(text.replace(":cold:B", ":cold:S"))
     with pytest.raises(RungsError, match="names no block"):
-        provenance.readme()
+        readme.write()

@@ -16,6 +16,7 @@ from rungs.emulator.state import Finding
 from rungs.errors import RungsError
 from rungs.files import ROOT
 from rungs.inspect import Instruction
+from rungs.results import ResultsSet, write_recorded
 from rungs.variants import WITH_AXES, load_experiment
 
 ARCH = "sm_90a"
@@ -189,7 +190,7 @@ def test_the_known_causes_are_where_they_are_said_to_be():
 def test_the_recorded_columns_are_the_recorded_profiles():
     for name, frame in EMULATED.items():
         for variant, rows in list(frame.groupby("variant"))[::10]:
-            recorded = schemas.read_csv("profile", equality.stored(H200 / f"csv/profile/{name}/{variant}.csv"))
+            recorded = ResultsSet(H200).job("profile", name, variant).frame("profile")
             assert set(rows["run_id"]) == set(recorded["run_id"])
             value = recorded.set_index(["m", "n", "k", "metric"])["value"]
             assert all(value[r.m, r.n, r.k, r.metric] == r.ncu for r in rows.itertuples())
@@ -197,7 +198,7 @@ def test_the_recorded_columns_are_the_recorded_profiles():
 
 @pytest.mark.parametrize("name", [B3, "abl_L0_R2_bl1_s2_sw0", "abl_L1_R1_bl1_s3_sw1", "abl_L2_R0_bl0_s4_sw1"])
 def test_the_emulators_column_is_what_it_counts_now(name):
-    rows = equality.compare(H200, GEMM, GEMM.variant(name), "pip")
+    rows = equality.compare(ResultsSet(H200), GEMM, GEMM.variant(name), "pip")
     now = pd.DataFrame(rows).sort_values(["m", "metric"]).reset_index(drop=True)
     then = EMULATED["gemm"][EMULATED["gemm"]["variant"] == name]
     then = then.sort_values(["m", "metric"]).reset_index(drop=True)
@@ -279,13 +280,10 @@ def test_the_wgmma_kernels_counters_are_equal_to_the_last_count():
 
 
 def test_another_binary_is_not_compared(tmp_path):
-    folder = tmp_path / "h200"
-    for part in (f"csv/profile/gemm/{B3}.csv.gz", f"csv/profile/gemm/{B3}.json", f"build/{ARCH}/{B3}/{B3}.json"):
-        (folder / part).parent.mkdir(parents=True, exist_ok=True)
-        (folder / part).write_bytes((H200 / part).read_bytes())
-    made = folder / f"build/{ARCH}/{B3}/{B3}.json"
-    made.write_text(re.sub(r'"ptx_sha256": "\w+"', '"ptx_sha256": "0"', made.read_text()))
-    rows = equality.compare(folder, GEMM, GEMM.variant(B3), "pip")
+    job = ResultsSet(H200).job("profile", "gemm", B3)
+    other = {**job.manifest, "binary": {**job.manifest["binary"], "code_hash": "0"}}
+    write_recorded(tmp_path, "profile", "gemm", {B3: (job.csv, other)})
+    rows = equality.compare(ResultsSet(tmp_path), GEMM, GEMM.variant(B3), "pip")
     assert [(row["metric"], row["agreement"]) for row in rows] == [("all", "other binary")] * 2
     frame = pd.DataFrame(rows)
     assert "1 binaries are other ones now" in equality.sentence(frame)

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from binaries import built
@@ -16,16 +15,17 @@ from rungs.emulator import launch, metrics, problem
 from rungs.emulator.memory import GlobalMemory
 from rungs.emulator.parser import EmulationError
 from rungs.errors import Refused
-from rungs.files import ROOT, stored
+from rungs.files import ROOT
+from rungs.results import ResultsSet
 from rungs.variants import load_device, load_experiment
 
-PROFILES = ROOT / "results/recorded/h200/csv/profile"
+PROFILES = ResultsSet(ROOT / "results/recorded/h200")
 GEMM, TUNED, ARCH = load_experiment("gemm"), load_experiment("gemm_tuned"), "sm_90a"
 RUNGS = {v for e in (GEMM, TUNED) for ladder in e.ladders.values() for v in ladder.rungs.values()}
 RECORDED = [
-    path
+    PROFILES.job("profile", v.experiment, v.name)
     for v in sorted(RUNGS, key=lambda v: v.name)
-    if (path := stored(PROFILES / v.experiment / f"{v.name}.csv")).is_file()
+    if PROFILES.has("profile", v.experiment, v.name)
 ]
 # Every load, read, layout, number of stages and swizzle, and each pair of load with each of the others, at least once.
 VARIANTS = [
@@ -131,9 +131,9 @@ PATCHED = {
 }
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_counts_equal_those_of_a_real_gpu(path):
-    rows = pd.read_csv(path)
+@pytest.mark.parametrize("job", RECORDED, ids=lambda job: job.name)
+def test_counts_equal_those_of_a_real_gpu(job):
+    rows = job.frame("profile")
     experiment = load_experiment(rows["experiment"].iloc[0])
     variant = experiment.variant(rows["variant"].iloc[0])
     for (m, n, k), recorded in rows[rows["m"] <= 4096].groupby(["m", "n", "k"]):

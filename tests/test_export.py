@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from binaries import GEMM, built, toolchain, tools
-from rungs import build, clock, export, provenance, wgmma
+from rungs import build, clock, export, staleness, wgmma
 from rungs.cli import main
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT, sha256_json
 from rungs.inspect import disassemble, parse_sass, resource_usage, tool
 from rungs.plan import TensorMap, Workspace, plan
+from rungs.results import RECORDED
 from rungs.variants import Variant, load_device, load_experiment
 
 HOPPER = load_experiment("hopper_gemm")
@@ -301,7 +302,7 @@ def test_the_top_of_each_file_says_where_it_comes_from():
 
 def test_what_is_not_recorded_has_no_share():
     nobody = HOPPER.variant("hop_t64128_s3_pw0_ps0_cl11_c0_pp0_o1_k1_dl0_bl0")
-    [sentence] = export.measurements(HOPPER, nobody, ROOT / provenance.RECORDED)
+    [sentence] = export.measurements(HOPPER, nobody, ROOT / RECORDED)
     assert sentence == "Not measured in a recorded set; rungs builds it by nvcc 13.0.88, ptxas 13.0.88."
 
 
@@ -324,13 +325,13 @@ def test_a_workspace_is_asked_for_where_there_is_one():
 
 
 def test_the_share_is_that_of_the_recorded_set(monkeypatch):
-    recorded, variant = ROOT / provenance.RECORDED, GEMM.variant("B6")
+    recorded, variant = ROOT / RECORDED, GEMM.variant("B6")
     with open(recorded / "h200" / "data" / "gemm" / "shapes.csv", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["variant"] == variant.name]
     measured = {tuple(int(row[axis]) for axis in "mnk"): row for row in rows}
     shares = {shape: float(row["share_percent"]) for shape, row in measured.items()}
     best, usual = max(shares, key=shares.__getitem__), (4096, 4096, 4096)
-    monkeypatch.setattr(provenance, "stale", lambda *_: {})
+    monkeypatch.setattr(staleness, "stale", lambda *_: {})
     [sentence] = export.measurements(GEMM, variant, recorded)  # the cold set is left out
     assert sentence == (
         f"Measured on NVIDIA H200, compiled by nvcc 13.0.88, ptxas 13.0.88: {shares[usual]:.1f} % of cuBLAS at 4096x4096x4096, at"
@@ -338,7 +339,7 @@ def test_the_share_is_that_of_the_recorded_set(monkeypatch):
     )
     [sentence] = export.measurements(GEMM, variant, recorded, (512, 512, 1024))
     assert f": {shares[512, 512, 1024]:.1f} % of cuBLAS at 512x512x1024 (recorded" in sentence
-    monkeypatch.setattr(provenance, "stale", lambda *_: {variant.name: "the source of it has changed since"})
+    monkeypatch.setattr(staleness, "stale", lambda *_: {variant.name: "the source of it has changed since"})
     [sentence] = export.measurements(GEMM, variant, recorded)
     assert sentence == (
         "Recorded on NVIDIA H200, but the source of it has changed since: what it took there is not of this source."

@@ -182,24 +182,11 @@ def test_hashes_do_not_depend_on_the_order_of_keys():
     assert files.sha256_json({"a": 1, "b": [2]}) == files.sha256_json({"b": [2], "a": 1})
 
 
-def test_a_packed_file_has_the_hash_of_what_is_in_it_and_the_same_bytes_each_time(tmp_path):
-    plain = tmp_path / "B3.csv"
-    plain.write_bytes(b"m,n\n1,2\n")
-    beside = tmp_path / "B3.csv.gz"
-    beside.write_bytes(files.packed(plain.read_bytes()))
-    assert files.packed(plain.read_bytes()) == beside.read_bytes()
-    assert files.sha256_file(beside) == files.sha256_file(plain)
-    assert files.stored(plain) == plain, "where both lie, the one that is not packed is newer: a live one"
-    plain.unlink()
-    assert files.stored(plain) == beside
-    assert (files.stem(beside), files.manifest_of(beside)) == ("B3", tmp_path / "B3.json")
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda data: data[:-6], lambda data: b"no gzip", lambda data: data[:20] + b"?" + data[21:]]
-)
-def test_a_damaged_packed_file_is_one_sentence(tmp_path, damage):
-    path = tmp_path / "B3.csv.gz"
-    path.write_bytes(damage(files.packed(b"m,n\n" + bytes(str(list(range(100))), "ascii"))))
-    with pytest.raises(RungsError, match=r"B3\.csv\.gz cannot be read"):
-        files.sha256_file(path)
+def test_a_source_has_one_hash_with_the_line_ends_of_any_system(tmp_path):
+    (tmp_path / "a.cu").write_bytes(b"one\ntwo\n")
+    (tmp_path / "b.cu").write_bytes(b"one\r\ntwo\r\n")
+    (tmp_path / "c.cu").write_bytes(b"one\n\ntwo\n")
+    hashes = [files.sha256_text(tmp_path / f"{name}.cu") for name in "abc"]
+    assert hashes[0] == hashes[1] != hashes[2] and files.sha256_file(tmp_path / "b.cu") != hashes[1]
+    with pytest.raises(RungsError, match="cannot be read"):
+        files.sha256_text(tmp_path / "missing.cu")

@@ -28,7 +28,7 @@ from rungs import settings as rungs_settings
 from rungs.emulator import mutations, parser
 from rungs.emulator.parser import EmulationError
 from rungs.errors import RungsError
-from rungs.files import ROOT, packed
+from rungs.files import ROOT
 
 WANTED = int(os.environ.get("RUNGS_FUZZ", "0"))
 LONGEST_S = 5
@@ -252,14 +252,13 @@ def test_any_text_is_a_csv_or_one_sentence(table):
 @fuzz(
     60,
     st.sampled_from(KINDS),
-    st.one_of(st.binary(), st.text().map(lambda text: packed(text.encode("utf-8", "replace")))),
+    st.one_of(st.binary(), st.text().map(lambda text: text.encode("utf-8", "replace"))),
 )
 def test_any_file_is_a_csv_or_one_sentence(tmp_path_factory, kind, data):
-    path = tmp_path_factory.getbasetemp() / "x.csv.gz"
-    for name in (path, path.with_suffix("")):
-        name.write_bytes(data)
-        with told():
-            schemas.read_csv(kind, name)
+    path = tmp_path_factory.getbasetemp() / "x.csv"
+    path.write_bytes(data)
+    with told():
+        schemas.read_csv(kind, path)
 
 
 # ---- PTX -------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from rungs.results import ResultsSet
 from scripts import benchmark
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -230,7 +231,7 @@ def test_what_benchmarks_says_beside_its_tables(raw):
 
 
 def test_a_fixed_cost_of_a_launch_makes_the_cold_step_that_the_tools_see(raw):
-    recorded = pd.read_csv(SETS["cold"] / "csv" / "sweep" / "gemm" / "abl_L2_R1_bl1_s3_sw1.csv.gz")
+    recorded = ResultsSet(SETS["cold"]).job("sweep", "gemm", "abl_L2_R1_bl1_s3_sw1").frame("sweep")
     at = recorded[(recorded["m"] == 512) & (recorded["k"] == 512) & (recorded["status"] == "ok")]
     us = at.groupby("arm")["time_us"].median()
     before, after = us["abl_L2_R1_bl1_s2_sw1"], us["abl_L2_R1_bl1_s3_sw1"]
@@ -242,8 +243,8 @@ def test_a_fixed_cost_of_a_launch_makes_the_cold_step_that_the_tools_see(raw):
 
 def test_no_recorded_floor_job_claims_by_its_interval():
     variant, found = "abl_L1_R1_bl1_s2_sw1", []
-    for job in (1, 2, 3):
-        samples = pd.read_csv(SETS["hot"] / "csv" / "floor" / "gemm" / f"{job}.csv.gz").query("status == 'ok'")
+    for job in "123":
+        samples = ResultsSet(SETS["hot"]).job("floor", "gemm", job).frame("sweep").query("status == 'ok'")
         for _, here in samples.groupby(["m", "n", "k"]):
             us = here.pivot(index="round", columns="arm", values="time_us")[[variant, "twin"]].dropna()
             found.append(measuring.stats.median_interval(np.log(us[variant] / us["twin"]).tolist()))

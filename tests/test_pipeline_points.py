@@ -13,6 +13,7 @@ import yaml
 from pipeline import Checkout, no_traceback
 from rungs import advise, schemas, tables
 from rungs.errors import RungsError
+from rungs.results import ResultsSet
 from rungs.variants import CONFIG, load_experiment
 
 EXPERIMENTS = ("copy_intensity", "tma_latency")
@@ -132,18 +133,18 @@ def test_profiles_alone_join_the_recorded_sweeps_of_the_same_binaries(finished, 
     assert checkout.rungs("record", "results/h200", *of).code == 0
     target = checkout.repo / "results" / "recorded" / "h200"
     before = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
-    assert not (target / counted).exists()
+    assert not ResultsSet(target).jobs("profile", "tma_latency")
     later = checkout.rungs("record", "results/apart", *of)
     count = len(list((alone / counted).glob("*.csv")))
     assert later.code == 0, later.text
-    assert later.text.startswith(f"Recorded {count} CSVs of Nsight Compute in results/recorded/h200, beside the sweeps")
+    assert later.text.startswith(f"Recorded {count} CSVs of Nsight Compute in results/recorded/h200:")
     assert {path: path.read_bytes() for path in before} == before
-    assert len(list((target / counted).glob("*.csv.gz"))) == len(list((target / counted).glob("*.json"))) == count
+    assert len(ResultsSet(target).jobs("profile", "tma_latency")) == count
 
     # Another build of a variant, and counters made with cold caches, are of no recorded sweep.
     name = next(iter((alone / counted).glob("*.json")))
     manifest = json.loads(name.read_text())
-    for change in ({"binary": manifest["binary"] | {"build_id": "0" * 16}}, {"l2": "cold"}):
+    for change in ({"binary": manifest["binary"] | {"code_hash": "0" * 64}}, {"l2": "cold"}):
         name.write_text(json.dumps(manifest | change))
         refused = checkout.rungs("record", "results/apart", *of)
         assert refused.code == 1 and no_traceback(refused) and "is not of a binary that" in refused.text

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pipeline import ARCH, RUNGS, S1, Checkout, no_traceback
+from pipeline import RUNGS, S1, Checkout, no_traceback
 from rungs import tables
-from rungs.files import content
+from rungs.results import ResultsSet
 
 NOTHING = "Nothing to be done"
 SET = "results/recorded/h200"
@@ -32,6 +32,29 @@ Words by hand.
 <!-- rungs:h200:gemm:floor end -->
 """
 MEASURING = ("clock", "sweep", "floor", "profile")
+SWIZZLE = "kernels/swizzle.cuh"
+ONE_INSTRUCTION = (SWIZZLE, "row & 7;", "row & 6;")
+"""An edit of the branch that only rows of 128 bytes take, those of S1."""
+OTHER_CODE = f"{S1} compiles to other machine code since"
+
+
+def kept(repo):
+    """Every file of the recorded set, and what is in it."""
+    return {path: path.read_bytes() for path in (repo / SET).rglob("*") if path.is_file()}
+
+
+def reformat(repo):
+    """Put a comment on every line of every kernel, and rename the locals of one."""
+    for path in [*(repo / "kernels").rglob("*.cu"), *(repo / "kernels").rglob("*.cuh")]:
+        lines, continued = [], False
+        for line in path.read_text().splitlines():
+            lines += [line] if continued else ["// A comment.", line]
+            continued = line.endswith("\\")
+        path.write_text("\n".join(lines) + "\n")
+    kernel = repo / "kernels" / "gemm" / "gemm.cu"
+    renamed = re.sub(r"\bacc\b", "sums_of_this_thread", kernel.read_text())
+    assert renamed != kernel.read_text()
+    kernel.write_text(renamed)
 
 
 @pytest.fixture(scope="module")
@@ -66,17 +89,25 @@ def clone(published, tmp_path):
 # ---- publishing ----
 
 
-def test_record_copies_csvs_manifests_and_build_manifests(published):
+def test_record_keeps_every_byte_of_csvs_and_manifests_in_a_handful_of_files(published):
     checkout, (record, drawn, _) = published
     assert record.text.startswith(f"Recorded 11 CSVs of 4 variants in {SET}: run `snakemake report` to draw them")
     assert drawn.of(*MEASURING, "build", "inspect") == []
     there = {path.relative_to(checkout.repo / SET).as_posix() for path in (checkout.repo / SET / "csv").rglob("*.*")}
-    ends = ("csv.gz", "json")
-    rungs = [f"csv/{kind}/gemm/{rung}.{end}" for kind in ("sweep", "profile") for rung in RUNGS for end in ends]
-    floors = [f"csv/floor/gemm/{job}.{end}" for job in (1, 2, 3) for end in ends]
-    assert there == {*rungs, *floors, *(f"csv/inspect/{ARCH}/{rung}.csv.gz" for rung in RUNGS)}
-    packed = checkout.repo / SET / "csv" / "sweep" / "gemm" / f"{S1}.csv.gz"
-    assert content(packed) == checkout.csv("sweep", S1).read_bytes()
+    kinds = ("sweep", "floor", "profile", "inspect")
+    assert there == {f"csv/{kind}/gemm.{end}" for kind in kinds for end in ("csv.gz", "json")}
+    live, recorded = ResultsSet(checkout.live), ResultsSet(checkout.repo / SET)
+    for kind in ("sweep", "floor", "profile"):
+        assert recorded.jobs(kind, "gemm") == live.jobs(kind, "gemm")
+        for name in live.jobs(kind, "gemm"):
+            was, now = live.job(kind, "gemm", name), recorded.job(kind, "gemm", name)
+            assert (now.csv, now.manifest, now.intact) == (was.csv, was.manifest, True)
+    for rung in RUNGS:
+        again = recorded.job("inspect", "gemm", rung)
+        assert again.csv == live.inspected("sm_90a", rung).read_bytes() and again.intact
+        built = live.build_manifest("gemm", "sm_90a", rung)
+        assert {**built, "csv_sha256": again.manifest["csv_sha256"]} == again.manifest
+    assert recorded.build_manifest("gemm", "sm_90a", "stamp") == live.build_manifest("gemm", "sm_90a", "stamp")
     assert not list((checkout.repo / SET).rglob("*.cubin")), "recorded sets stay small"
     assert sum(path.stat().st_size for path in (checkout.repo / SET).rglob("*") if path.is_file()) < 1_000_000
 
@@ -117,14 +148,41 @@ def test_trace_finds_a_number_that_was_edited_and_names_shapes_and_steps_that_ar
         assert refused.code == 1 and words in refused.text
 
 
-def test_record_keeps_no_result_of_an_older_campaign_beside_a_newer(recorded):
-    for name in (f"{S1}.csv", f"{S1}.json"):
-        (recorded.live / "csv" / "sweep" / "gemm" / name).unlink()
-    before = {path: path.read_bytes() for path in (recorded.repo / SET).rglob("*") if path.is_file()}
+def test_record_of_a_part_merges_by_variant(recorded):
+    before = ResultsSet(recorded.repo / SET)
+    old = {name: before.job("sweep", "gemm", name) for name in before.jobs("sweep", "gemm")}
+    for path in (recorded.live / "csv").rglob("*"):
+        if path.is_file() and path.parts[-3] in ("sweep", "floor", "profile"):
+            path.unlink()
+    assert recorded.snakemake(f"results/h200/csv/sweep/gemm/{S1}.csv").code == 0
     result = recorded.rungs("record", "results/h200")
-    assert result.code == 1
-    assert f"{SET}/csv/sweep/gemm/{S1}.csv.gz would stay beside newer results" in result.text
-    assert {path: path.read_bytes() for path in (recorded.repo / SET).rglob("*") if path.is_file()} == before
+    assert result.code == 0 and result.text.startswith(f"Recorded 1 CSVs of 1 variants in {SET}:"), result.text
+    now = {name: before.job("sweep", "gemm", name) for name in before.jobs("sweep", "gemm")}
+    assert now.keys() == old.keys() and {name for name in now if now[name].csv != old[name].csv} == {S1}
+    assert now[S1].csv == recorded.csv("sweep", S1).read_bytes()
+    assert before.jobs("floor", "gemm") == ["1", "2", "3"] and set(before.jobs("profile", "gemm")) == set(RUNGS)
+    assert recorded.rungs("status").text == f"{SET}: gemm, 4 variants, 0 stale\n"
+
+
+def test_record_drops_variants_that_the_experiment_no_longer_has(recorded):
+    recorded.edit("config/experiments/gemm.yaml", "      S0: {b_layout: 0, swizzle: 0}\n", "")
+    recorded.edit("config/experiments/gemm.yaml", "S0>S1, ", "")
+    text = (recorded.repo / "config/experiments/gemm.yaml").read_text()
+    assert "S0" not in text
+    result = recorded.rungs("record", "results/h200")
+    assert result.code == 0 and "no longer has" not in result.text, "S0 left its ladder, and its variant is there"
+
+
+def test_a_write_that_fails_leaves_the_recorded_set_as_it_was(recorded):
+    before = kept(recorded.repo)
+    (recorded.repo / SET / "csv" / "sweep").chmod(0o555)
+    (recorded.repo / "results" / "recorded").chmod(0o555)
+    result = recorded.rungs("record", "results/h200")
+    for path in (recorded.repo / SET / "csv" / "sweep", recorded.repo / "results" / "recorded"):
+        path.chmod(0o755)
+    assert os.geteuid() == 0 or (result.code == 1 and no_traceback(result))
+    if os.geteuid():
+        assert kept(recorded.repo) == before
 
 
 def test_record_refuses_what_no_table_can_be_made_from(recorded):
@@ -139,24 +197,24 @@ def test_record_refuses_a_failed_result(recorded):
     recorded.csv("sweep", S1).unlink()
     recorded.fault(**{S1: {"kind": "wrong"}})
     assert recorded.snakemake(f"results/h200/csv/sweep/gemm/{S1}.csv").code == 0
-    kept = (recorded.repo / SET / "csv" / "sweep" / "gemm" / f"{S1}.csv.gz").read_bytes()
+    before = kept(recorded.repo)
     result = recorded.rungs("record", "results/h200")
     assert result.code == 1
     assert result.text.startswith(
         f"rungs: results/h200/csv/sweep/gemm/{S1}.csv holds a failed result (wrong: {S1} is wrong on"
     )
     assert result.text.endswith("measure it again before you record.\n")
-    assert (recorded.repo / SET / "csv" / "sweep" / "gemm" / f"{S1}.csv.gz").read_bytes() == kept
+    assert kept(recorded.repo) == before
 
 
 def test_record_refuses_a_stale_an_edited_and_a_quick_set(recorded):
     (recorded.repo / "results" / "h200-quick").mkdir()
     quick = recorded.rungs("record", "results/h200-quick")
     again = recorded.rungs("record", SET)
-    kernel = (recorded.repo / "kernels/swizzle.cuh").read_text()
-    recorded.edit("kernels/swizzle.cuh", "//", "///")
+    kernel = (recorded.repo / SWIZZLE).read_text()
+    recorded.edit(*ONE_INSTRUCTION)
     stale = recorded.rungs("record", "results/h200")
-    (recorded.repo / "kernels/swizzle.cuh").write_text(kernel)
+    (recorded.repo / SWIZZLE).write_text(kernel)
     path = recorded.csv("sweep", S1)
     path.write_text(path.read_text().replace("0", "1", 1))
     edited = recorded.rungs("record", "results/h200")
@@ -166,7 +224,9 @@ def test_record_refuses_a_stale_an_edited_and_a_quick_set(recorded):
         == "rungs: results/h200-quick is a quick look at few shapes: run the full preset before you record.\n"
     )
     assert again.text == f"rungs: {SET} is recorded already: name a live set, for example results/h200.\n"
-    assert "is stale (the source of " in stale.text and stale.text.endswith("measure it again before you record.\n")
+    assert f"{S1} in results/h200 is stale ({OTHER_CODE})" in stale.text and stale.text.endswith(
+        "measure it again before you record.\n"
+    )
     assert edited.text == (
         f"rungs: results/h200/csv/sweep/gemm/{S1}.csv is not the file of its manifest (another hash): delete it and measure again.\n"
     )
@@ -292,8 +352,8 @@ def test_copy_without_dates_measures_nothing(clone, order):
         assert set(planned) <= {INDEX}
 
 
-def test_edited_header_draws_the_recorded_set_again_also_in_a_clone(clone):
-    clone.edit("kernels/swizzle.cuh", "//", "///")
+def test_an_edit_that_changes_code_draws_the_recorded_set_again_also_in_a_clone(clone):
+    clone.edit(*ONE_INSTRUCTION)
     assert rules_of_set(clone.planned("report")) == {
         "plot_heatmap",
         "plot_ladder",
@@ -306,7 +366,7 @@ def test_edited_header_draws_the_recorded_set_again_also_in_a_clone(clone):
 
 def test_branch_switch_plans_nothing(recorded):
     recorded.git("checkout", "-q", "-b", "other")
-    for name in ("kernels/swizzle.cuh", "config/experiments/gemm.yaml", "README.md"):
+    for name in (SWIZZLE, "config/experiments/gemm.yaml", "README.md"):
         with (recorded.repo / name).open("a") as file:
             file.write("\n")
     recorded.git("rm", "-q", "-r", SET)
@@ -319,40 +379,75 @@ def test_branch_switch_plans_nothing(recorded):
 # ---- staleness ----
 
 
-def test_edited_header_marks_what_was_recorded_from_it(recorded):
+def test_comments_names_line_ends_and_moved_lines_make_nothing_stale(recorded):
     before = recorded.rungs("status")
     assert before.text == f"{SET}: gemm, 4 variants, 0 stale\n"
-    recorded.edit("kernels/swizzle.cuh", "//", "///")
+    reformat(recorded.repo)
+    found = recorded.rungs("status").text.splitlines()
+    assert found == [
+        "rungs: 4 variants have another source than was recorded: compiling to compare the machine code.",
+        f"{SET}: gemm, 4 variants, 0 stale",
+    ]
+    assert recorded.rungs("status").text == before.text, "what was found is remembered"
+    assert recorded.rungs("readme", "--check").code == 0
+    chain = recorded.rungs("trace", "--verbose", f"{SET}/md/gemm.md:S1")
+    assert chain.code == 0 and "has changed since; this checkout compiles to the same machine code" in chain.text
+    recorded.git("checkout", "-q", "--", "kernels")
+    assert recorded.rungs("status").text == before.text
+    assert not (recorded.repo / "results" / "recorded" / "codes.json").exists(), (
+        "and forgotten when nothing asks for it"
+    )
+    for path in (recorded.repo / "kernels").rglob("*.cu*"):
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert recorded.rungs("status").text == before.text, "another system's line ends are not even compiled"
+
+
+def test_one_changed_instruction_marks_exactly_its_variants(recorded):
+    recorded.edit(*ONE_INSTRUCTION)
     status = recorded.rungs("status").text.splitlines()
-    assert status[0] == f"{SET}: gemm, 4 variants, 4 stale"
-    assert f"  stale: A3t/S1 ({S1}): the source of {S1} has changed since" in status
+    assert status[1:] == [f"{SET}: gemm, 4 variants, 1 stale", f"  stale: A3t/S1 ({S1}): {OTHER_CODE}"]
     recorded.no_gpu()
     result = recorded.snakemake("tables", "heatmap")
     assert result.code == 0, result.text
     assert rules_of_set(result) == {"show_claims", "make_tables", "make_index", "plot_heatmap"}
     page = (recorded.repo / SET / "md" / "gemm.md").read_text()
     rows = [line for line in page.split("### Steps")[0].splitlines() if line.startswith("| S")]
-    assert len(rows) == 4 and all(line.count("†") == 2 for line in rows)
-    assert f"the source of {S1} has changed since" in page
+    assert [line[:5] for line in rows if "†" in line] == ["| S1 "] and OTHER_CODE in page
     assert "†" in (recorded.repo / SET / "figures" / "gemm" / "heatmap_S.svg").read_text()
-    recorded.git("checkout", "-q", "--", "kernels")
-    assert recorded.rungs("status").text == before.text
+
+
+def test_a_launch_that_is_planned_in_another_way_is_stale(recorded):
+    recorded.edit(
+        "workflow/rungs/plan.py", "padded = (one_more // 1024 + 1) * 1024", "padded = (one_more // 1024 + 2) * 1024"
+    )
+    status = recorded.rungs("status").text.splitlines()
+    assert status[0] == f"{SET}: gemm, 4 variants, 4 stale"
+    assert f"  stale: A3t/S1 ({S1}): {S1} is launched in another way since" in status
+
+
+def test_a_variant_that_does_not_compile_any_more_and_a_missing_compiler_are_sentences(recorded):
+    recorded.edit(SWIZZLE, "row & 7;", "row & seven;")
+    status = recorded.rungs("status").text.splitlines()
+    assert any("its binary cannot be built any more (" in line and "does not compile" in line for line in status)
+    lonely = recorded.rungs("status", PATH=str(Path(__file__).parent / "standin"))
+    assert lonely.code == 0 and no_traceback(lonely)
+    assert f"the source of {S1} has changed since and cannot be compiled (g++ is not on PATH" in lonely.text
 
 
 def test_a_stale_number_in_the_readme_fails_the_check_until_it_carries_its_mark(recorded):
-    recorded.edit("kernels/swizzle.cuh", "//", "///")
+    recorded.edit(*ONE_INSTRUCTION)
     check = recorded.rungs("readme", "--check")
     assert check.code == 1
-    assert re.fullmatch(
-        r"README\.md, block h200:gemm:ladder:S, shows (abl_\w+) without the mark †, though the source of \1 has changed since: run"
-        r" `python -m rungs readme` to mark it, or measure it again and record it\.\n",
-        check.text,
+    assert check.text.splitlines()[-1] == (
+        f"README.md, block h200:gemm:ladder:S, shows {S1} without the mark †, though {OTHER_CODE}: run"
+        " `python -m rungs readme` to mark it, or measure it again and record it."
     )
     assert recorded.rungs("readme").code == 0
     text = (recorded.repo / "README.md").read_text()
     assert recorded.rungs("readme", "--check").text == "README.md is current.\n"
     for name, block in tables.blocks_in(text).items():
-        assert "†" in block and "Stale" in block, f"{name}: also a block of figures or sums has a mark"
+        if name != "h200:gemm:floor":  # which is S3's
+            assert "†" in block and "Stale" in block, f"{name}: also a block of figures or sums has a mark"
     row = next(line for line in text.splitlines() if line.startswith("| S1 |"))
     recorded.edit("README.md", row, row.replace("†", ""))
     assert recorded.rungs("readme", "--check").code == 1, "a mark that was taken away"
@@ -360,32 +455,13 @@ def test_a_stale_number_in_the_readme_fails_the_check_until_it_carries_its_mark(
     assert recorded.rungs("readme", "--check").code == 1, "a mark that is no longer due"
 
 
-def test_results_stand_where_the_changed_source_compiles_to_the_same_ptx(recorded):
-    recorded.edit("kernels/swizzle.cuh", "Shared memory has 32 banks", "Shared memory has its 32 banks")
-    assert recorded.rungs("status").text.startswith(f"{SET}: gemm, 4 variants, 4 stale\n")
-    found = recorded.rungs("reaffirm", SET)
-    assert found.text == (
-        f"{SET}: the sources of 4 binaries have changed since; 4 still have the same PTX, so their results stand.\n"
-    )
-    assert recorded.rungs("status").text == f"{SET}: gemm, 4 variants, 0 stale\n"
-    assert recorded.rungs("reaffirm", SET).text.startswith(f"{SET}: the sources of 0 binaries have changed since;")
-    chain = recorded.rungs("trace", "--verbose", f"{SET}/md/gemm.md:S1")
-    assert "kernels/swizzle.cuh has changed since; this checkout's files," in chain.text
-    assert not [line for line in chain.text.splitlines() if line.startswith("FAIL") and "kernels" in line]
-
-    # Only the rows of 128 bytes, those of K x N, take this branch.
-    recorded.edit("kernels/swizzle.cuh", "row & 7;", "row & 6;")
-    found = recorded.rungs("reaffirm", SET).text.splitlines()
-    assert found[0].endswith("; 3 still have the same PTX, so their results stand.")
-    assert found[1:] == [f"  other code or line numbers now: {S1}, to be measured again"]
-    assert recorded.rungs("status").text.startswith(f"{SET}: gemm, 4 variants, 1 stale\n")
-
-
 def test_edited_stamp_or_protocol_is_told_apart_from_the_kernel(recorded):
     recorded.edit("kernels/stamp.cu", "//", "///")
     assert recorded.rungs("status").text == f"{SET}: gemm, 4 variants, 0 stale\n"
     with (recorded.repo / "workflow/rungs/protocol.py").open("a") as file:
         file.write("# a comment\n")
+    assert recorded.rungs("status").text == f"{SET}: gemm, 4 variants, 0 stale\n"
+    recorded.edit("workflow/rungs/protocol.py", "PROBE = 5", "PROBE = 6")
     status = recorded.rungs("status").text.splitlines()
     assert len(status) == 5 and all(line.endswith(": the measuring protocol has changed since") for line in status[1:])
 
@@ -430,24 +506,15 @@ def test_trace_prints_a_chain_that_holds(published):
 
 def test_trace_misses_counters_whose_recording_is_gone(recorded):
     for end in ("csv.gz", "json"):
-        (recorded.repo / SET / "csv" / "profile" / "gemm" / f"{S1}.{end}").unlink()
+        (recorded.repo / SET / "csv" / "profile" / f"gemm.{end}").unlink()
     result = recorded.rungs("trace", f"{SET}/md/gemm.md:S1")
     assert result.code == 1
     assert f"FAIL {SET}/csv/profile/gemm/{S1}.csv is missing" in result.text
 
 
-def test_trace_takes_another_assembly_of_the_same_build_for_the_same_binary(recorded):
-    path = f"{SET}/csv/profile/gemm/{S1}.json"
-    digest = json.loads((recorded.repo / path).read_text())["binary"]["cubin_sha256"]
-    recorded.edit(path, digest, "0" * 64)
-    result = recorded.rungs("trace", f"{SET}/md/gemm.md:S1")
-    assert result.code == 0, result.text
-    assert "was assembled elsewhere from the same sources with the same flags and compiler as" in result.text
-
-
 @pytest.mark.parametrize("text", ["{}", '{"kind": "bu'])
 def test_a_damaged_manifest_of_a_recorded_set_is_one_sentence_and_no_stack(clone, text):
-    path = next((clone.repo / SET / "build").rglob("abl*.json"))
+    path = clone.repo / SET / "csv" / "inspect" / "gemm.json"
     path.write_text(text)
     result = clone.snakemake("--dry-run", "report")
     assert result.code == 1 and no_traceback(result)
@@ -461,21 +528,13 @@ def test_a_damaged_experiment_that_is_not_chosen_is_a_note(clone):
     assert sum("stray is not used here, and its file cannot be read" in line for line in result.said) == 1
 
 
-def test_reaffirm_of_what_is_no_set_is_refused(recorded):
-    result = recorded.rungs("reaffirm", "results/nowhere")
-    assert (result.code, result.text) == (
-        1,
-        "rungs: results/nowhere is no results set with builds: name one, for example results/recorded/h200.\n",
-    )
-
-
 @pytest.mark.parametrize(
     ("path", "old", "new", "link"),
     [
-        (f"{SET}/csv/sweep/gemm/{S1}.csv.gz", ",control,", ",controk,", f"{S1}.csv"),
-        (f"{SET}/csv/sweep/gemm/{S1}.json", '"build_id": "', '"build_id": "f', f"arm {S1}: binary"),
+        (f"{SET}/csv/sweep/gemm.csv.gz", f"{S1},512,512,256,1,control,", f"{S1},512,512,256,1,controk,", S1),
+        (f"{SET}/csv/sweep/gemm.json", '"code_hash": "', '"code_hash": "f', "binary"),
         (
-            f"{SET}/build/{ARCH}/{S1}/{S1}.json",
+            f"{SET}/csv/inspect/gemm.json",
             '"-lineinfo"',
             '"-lineinfp"',
             "is the hash of sources, macros, flags and compiler",
@@ -486,8 +545,8 @@ def test_reaffirm_of_what_is_no_set_is_refused(recorded):
             f"{S1},A3t S1,512,512,256,1",
             "made again from the rounds: other figures",
         ),
-        ("kernels/swizzle.cuh", "//", "/*", "those files are this checkout's, but not kernels/swizzle.cuh"),
-        ("workflow/rungs/protocol.py", "What a round is", "What a round was", "is this checkout's"),
+        (*ONE_INSTRUCTION, "kernels/swizzle.cuh has changed since; this checkout compiles to other machine code"),
+        ("workflow/rungs/protocol.py", "PROBE = 5", "PROBE = 6", "is this checkout's"),
     ],
     ids=["csv", "manifest", "build manifest", "data", "kernel", "protocol"],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,7 +17,6 @@ from rungs import (
     aggregate,
     answers,
     cli,
-    files,
     measure,
     pages,
     protocol,
@@ -31,6 +29,7 @@ from rungs.emulator import verb
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT
 from rungs.plan import Plan
+from rungs.results import ResultsSet
 from rungs.tables import Source
 from rungs.variants import CONFIG, load_device, load_experiment, parse_experiment
 from rungs.workloads import Operand, Work
@@ -302,19 +301,16 @@ def test_a_rung_without_any_supported_point_puts_no_load_on_a_clock():
 
 
 @pytest.mark.parametrize("value", [None, "x", 1.5, True])
-def test_a_manifest_whose_points_lack_an_axis_is_one_sentence(tmp_path, value):
-    source = ROOT / "results/recorded/h200/csv/sweep/smem_read" / f"{NAMES[0]}.csv.gz"
-    if not source.is_file():
+def test_a_manifest_whose_points_lack_an_axis_is_one_sentence(value):
+    recorded = ResultsSet(ROOT / "results/recorded/h200")
+    if not recorded.has("sweep", "smem_read", NAMES[0]):
         pytest.skip("nothing is recorded here")
-    path = tmp_path / f"{NAMES[0]}.csv"
-    path.write_bytes(files.content(source))
-    manifest = files.read_json(files.manifest_of(source))
-    path.with_suffix(".json").write_text(json.dumps(manifest))
-    aggregate.read_recording("cycles@warps,passes", path, NAMES[0])
-    manifest["shapes"][0]["warps"] = value
-    path.with_suffix(".json").write_text(json.dumps(manifest))
+    job = recorded.job("sweep", "smem_read", NAMES[0])
+    aggregate.read_recording("cycles@warps,passes", job, NAMES[0])
+    first, *others = job.manifest["shapes"]
+    odd = replace(job, manifest={**job.manifest, "shapes": [{**first, "warps": value}, *others]})
     with pytest.raises(RungsError, match="key shapes: warps is "):
-        aggregate.read_recording("cycles@warps,passes", path, NAMES[0])
+        aggregate.read_recording("cycles@warps,passes", odd, NAMES[0])
 
 
 # ---- pages and advice ------------------------------------------------------------------------------------------------
@@ -401,7 +397,7 @@ def test_a_point_without_a_share_says_why_and_keeps_its_time(control, words):
     rung = aggregate.Arm("ok", "", np.arange(1, 9), np.full(8, 10.0), np.full(8, 1980.0), np.full(8, 300.0))
     manifest = {"run_id": "ab12", "shapes": [dict(zip(declared.axis_names, point, strict=True))]}
     frame = pd.DataFrame([manifest["shapes"][0]])
-    recordings = aggregate.Recordings({name: aggregate.Recording(ROOT, manifest, frame)}, [], {}, {})
+    recordings = aggregate.Recordings({name: aggregate.Recording("x.csv", manifest, frame)}, [], {}, {})
     arms = {name: {point: {name: rung, "control": control}}}
     measured = aggregate.Measured(declared, device, [variant], recordings, arms, [], [point], 132, {})
     (row,) = aggregate._point_rows(measured, aggregate.shares_of(measured))

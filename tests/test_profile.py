@@ -18,6 +18,7 @@ import pytest
 from rungs import clock, profile, schemas
 from rungs.errors import RungsError
 from rungs.files import sha256_bytes, sha256_file
+from rungs.plan import launch_hash
 from rungs.variants import architectures, load_device, load_experiment
 
 TESTS = Path(__file__).parent
@@ -195,7 +196,7 @@ def manifest(tmp_path):
         "compiler": {},
         "ptxas": {},
     }
-    built |= {"smem_dynamic_bytes": 77824, "threads": 256, "ptx_sha256": "p1"}
+    built |= {"smem_dynamic_bytes": 77824, "threads": 256, "ptx_sha256": "p1", "code_hash": "k1"}
     path.write_text(json.dumps(built | {"cubin_sha256": sha256_bytes(b"cubin")}))
     return path
 
@@ -260,6 +261,8 @@ def test_manifest_says_what_was_counted_and_how(gpu, manifest):
         "build_id": "b1",
         "source_hash": "s1",
         "cubin_sha256": sha256_bytes(b"cubin"),
+        "code_hash": "k1",
+        "launch_hash": launch_hash(GEMM, VARIANT, load_device("sm_90a"), [(4096, 4096, 4096)]),
     }
     assert written["ncu"]["version"] == "2025.3.1.0"
     assert written["ncu"]["metrics"] == calls[0]["options"]["metrics"].split(",")

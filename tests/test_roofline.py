@@ -12,6 +12,7 @@ import pytest
 from rendered import check_that_no_text_leaves
 from rungs import aggregate, cli, conditions, plots, roofline, variants
 from rungs.files import ROOT
+from rungs.results import ResultsSet
 from rungs.variants import load_device
 from synthetic import ARCH, SMS, World, write_set
 
@@ -108,15 +109,15 @@ def test_a_measured_ceiling_is_the_most_that_the_set_read_and_a_cold_set_has_its
 
 
 def test_every_round_of_the_job_is_under_a_mark_and_the_flagged_are_marked(results):
-    path = conditions.job_of(results, "gemm")
-    frame = aggregate.read_recording("sweep", path, EXPERIMENT.floor_variant.name).frame
+    job = ResultsSet(results).job("floor", "gemm", conditions.JOB)
+    frame = aggregate.read_recording("sweep", job, EXPERIMENT.floor_variant.name).frame
     bins, begins = conditions.bins_of(EXPERIMENT, frame)
     assert [text for _, text in begins] == ["512x512x256", "4096x4096x512", "4096x4096x4096"]
     assert len(bins) <= conditions.MOST
     assert sum(bin.flagged for bin in bins) == 2 * 3, "two rounds of each of three shapes"
     low = min(bin.values["sm_mhz"][0] for bin in bins)
     assert (low, max(bin.values["sm_mhz"][2] for bin in bins)) == (frame["sm_mhz"].min(), frame["sm_mhz"].max())
-    recording = aggregate.read_recording("sweep", path, EXPERIMENT.floor_variant.name)
+    recording = aggregate.read_recording("sweep", job, EXPERIMENT.floor_variant.name)
     facts = aggregate.facts_of(results, "gemm", [EXPERIMENT.floor_variant.name])
     figure = conditions.plot(EXPERIMENT, recording, facts, {})
     assert "flagged: not used" in words(figure) and "at the power cap" in words(figure)
@@ -125,7 +126,9 @@ def test_every_round_of_the_job_is_under_a_mark_and_the_flagged_are_marked(resul
 
 
 def test_what_was_not_read_is_said(results):
-    recording = aggregate.read_recording("sweep", conditions.job_of(results, "gemm"), EXPERIMENT.floor_variant.name)
+    recording = aggregate.read_recording(
+        "sweep", ResultsSet(results).job("floor", "gemm", conditions.JOB), EXPERIMENT.floor_variant.name
+    )
     blind = dataclasses.replace(recording, frame=recording.frame.assign(power_w=np.nan, temp_c=np.nan))
     facts = aggregate.facts_of(results, "gemm")
     assert words(conditions.plot(EXPERIMENT, blind, facts, {})).count("not read") == 2
@@ -169,11 +172,12 @@ def test_every_recorded_set_has_its_figures():
 
 def test_the_recorded_clocks_are_those_of_the_raw_rounds():
     """One figure's band against the raw file itself."""
-    path = RECORDED / "h200" / "csv" / "floor" / "gemm_tuned" / "1.csv.gz"
+    path = RECORDED / "h200" / "csv" / "floor" / "gemm_tuned.csv.gz"
     header, *lines = [line.split(",") for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
-    clocks = [float(row[header.index("sm_mhz")]) for row in lines if row[header.index("sm_mhz")]]
+    clocks = [float(row[header.index("sm_mhz")]) for row in lines if row[0] == "1" and row[header.index("sm_mhz")]]
     experiment = variants.load_experiment("gemm_tuned")
-    frame = aggregate.read_recording("sweep", path, experiment.floor_variant.name).frame
+    job = ResultsSet(RECORDED / "h200").job("floor", "gemm_tuned", "1")
+    frame = aggregate.read_recording("sweep", job, experiment.floor_variant.name).frame
     bins, _ = conditions.bins_of(experiment, frame)
     assert min(bin.values["sm_mhz"][0] for bin in bins) == min(clocks)
     assert math.isclose(max(bin.values["sm_mhz"][2] for bin in bins), max(clocks))

@@ -20,6 +20,7 @@ from rungs import clock, mutants, profile, sanitize, sanitizepages, schemas
 from rungs.emulator import mutations
 from rungs.errors import RungsError
 from rungs.files import sha256_bytes, sha256_file
+from rungs.results import ResultsSet
 from rungs.variants import load_device, load_experiment, parse_experiment
 
 TESTS = Path(__file__).parent
@@ -174,7 +175,7 @@ def manifest(tmp_path):
     built = {"kind": "build", "variant": VARIANT.name, "experiment": "gemm", "arch": ARCH, "status": "ok", "reason": ""}
     built |= {"build_id": "b1", "source_hash": "s1", "sources": {}, "flags": [], "compiler": {}, "ptxas": {}}
     built |= {"macros": GEMM.macros(VARIANT, load_device(ARCH)), "smem_dynamic_bytes": 77824, "threads": 256}
-    path.write_text(json.dumps(built | {"ptx_sha256": "p1", "cubin_sha256": sha256_bytes(b"cubin")}))
+    path.write_text(json.dumps(built | {"ptx_sha256": "p1", "code_hash": "k1", "cubin_sha256": sha256_bytes(b"cubin")}))
     return path
 
 
@@ -298,7 +299,7 @@ def test_what_was_found_is_recorded_beside_the_sweeps_traced_and_stale(sanitized
     later = swept.rungs("record", "results/apart")
     assert later.code == 0 and later.text.startswith("Recorded 4 CSVs of Compute Sanitizer in results/recorded/h200")
     target = swept.repo / "results" / "recorded" / "h200"
-    assert {p.name for p in (target / folder).iterdir()} == {f"{r}.{end}" for r in RUNGS for end in ("csv.gz", "json")}
+    assert ResultsSet(target).jobs("sanitize", "gemm") == sorted(RUNGS)
     # With sweeps beside them they go the usual way.
     shutil.copytree(alone / folder, swept.live / folder)
     assert swept.rungs("record", "results/h200").text.startswith("Recorded 15 CSVs of 4 variants")
@@ -318,8 +319,8 @@ def test_what_was_found_is_recorded_beside_the_sweeps_traced_and_stale(sanitized
     assert chain.code == 0, chain.text
     assert "Compute Sanitizer 2025.3.1.0; NVIDIA H200" in chain.text and "SHA-256" in chain.text
 
-    swept.edit("kernels/swizzle.cuh", "//", "///")
-    assert f"  stale: A3t/S1 ({S1}): the source of {S1} has changed since" in swept.rungs("status").text
+    swept.edit("kernels/swizzle.cuh", "row & 7;", "row & 6;")
+    assert f"  stale: A3t/S1 ({S1}): {S1} compiles to other machine code since" in swept.rungs("status").text
     swept.no_gpu()
     assert swept.snakemake("--cores", "2", "results/recorded/h200/md/gemm_sanitizer.md").code == 0
     assert f"| {S1} † |" in page.read_text()
@@ -516,7 +517,7 @@ def page_of(folder: Path, statuses, version="2025.3.1.0") -> str:
             key = {"mutation": name, "variant": variant, "place": 0}
             rows.append({"run_id": "r", **mutants.row_of(key, tool, status=tools.get(tool, "ok"))})
     path = folder / mutants.CSV
-    binary = {variant: {"variant": variant, "source_hash": "s", "build_id": "b"}}
+    binary = {variant: {"variant": variant, "source_hash": "s", "build_id": "b", "code_hash": "k"}}
     head = {"kind": "mutations", "run_id": "r", "arch": ARCH, "binaries": binary, "gpu": None}
     mutants.measure.write_result("mutations", rows, head | {"sanitizer": {"version": version, "options": {}}}, path)
     return sanitizepages.render_mutations(folder)
@@ -560,7 +561,7 @@ def test_a_damaged_manifest_of_mutations_is_one_sentence(tmp_path, change):
     page_of(tmp_path, {"of": COPY})
     path = (tmp_path / mutants.CSV).with_suffix(".json")
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(RungsError, match=rf"^{path} \(delete it and run again, .*\.$"):
+    with pytest.raises(RungsError, match=rf"^{path} \(delete it and run again\), .*\.$"):
         sanitizepages.render_mutations(tmp_path)
 
 

@@ -320,7 +320,7 @@ def test_a_binary_of_another_experiment_or_of_other_macros_is_refused(tmp_path, 
     variant, ok = EXPERIMENT.variant("B3"), {"status": "ok", "reason": "", "arch": "sm_90a", "kind": "build"}
     macros = {**EXPERIMENT.macros(variant, variants.load_device("sm_90a")), **change.pop("macros", {})}
     filled = dict.fromkeys(("build_id", "source_hash", "cubin_sha256"), "x") | {"threads": 256, "smem_dynamic_bytes": 0}
-    empty = {"sources": {}, "flags": [], "compiler": {}, "ptxas": {}, "ptx_sha256": "x"}
+    empty = {"sources": {}, "flags": [], "compiler": {}, "ptxas": {}, "ptx_sha256": "x", "code_hash": "x"}
     path = tmp_path / "m.json"
     manifest = {**ok, **filled, **empty, "experiment": "gemm", "variant": variant.name, "macros": macros, **change}
     path.write_text(json.dumps(manifest))
@@ -348,7 +348,7 @@ def test_an_experiment_pins_its_ctas_itself_where_the_device_names_none(monkeypa
 @pytest.mark.parametrize(
     ("manifest", "words"),
     [
-        ({}, "is no manifest of a build, sweep, profile or emulation"),
+        ({}, "is no manifest of a build, sweep, profile, emulate, sanitize or mutations"),
         ({"kind": "sweep"}, "is a required property"),
         ({"kind": "build", "variant": "v", "arch": "sm_90a", "status": "ok", "reason": ""}, "is a required property"),
         ({"kind": "profile", "run_id": 7}, "required property"),

@@ -419,6 +419,7 @@ def profile(
         "rungs": experiment.rung_names(variant),
         "arch": arch,
         "binary": provenance,
+        "shapes": [list(shape) for shape in shapes],
         "dtype": "bfloat16" if experiment.workload == GEMM else "float32",
         "fill": "normal",
         "l2": l2,
