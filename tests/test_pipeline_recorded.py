@@ -384,8 +384,9 @@ def test_results_stand_where_the_changed_source_compiles_to_the_same_ptx(recorde
 def test_edited_stamp_or_protocol_is_told_apart_from_the_kernel(recorded):
     recorded.edit("kernels/stamp.cu", "//", "///")
     assert recorded.rungs("status").text == f"{SET}: gemm, 4 variants, 0 stale\n"
-    with (recorded.repo / "workflow/rungs/protocol.py").open("a") as file:
-        file.write("# a comment\n")
+    recorded.edit("workflow/rungs/session.py", "# cuBLAS makes", "# as cuBLAS makes")
+    assert recorded.rungs("status").text == f"{SET}: gemm, 4 variants, 0 stale\n"
+    recorded.edit("workflow/rungs/session.py", "STAMP_SLOTS = 1024", "STAMP_SLOTS = 512")
     status = recorded.rungs("status").text.splitlines()
     assert len(status) == 5 and all(line.endswith(": the measuring protocol has changed since") for line in status[1:])
 
@@ -487,7 +488,7 @@ def test_reaffirm_of_what_is_no_set_is_refused(recorded):
             "made again from the rounds: other figures",
         ),
         ("kernels/swizzle.cuh", "//", "/*", "those files are this checkout's, but not kernels/swizzle.cuh"),
-        ("workflow/rungs/protocol.py", "What a round is", "What a round was", "is this checkout's"),
+        ("workflow/rungs/protocol.py", "CHECK_EVERY = 10", "CHECK_EVERY = 20", "is this checkout's"),
     ],
     ids=["csv", "manifest", "build manifest", "data", "kernel", "protocol"],
 )

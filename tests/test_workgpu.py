@@ -10,6 +10,7 @@ import pytest
 import torch as real
 
 from rungs import gpu, launcher, measure, protocol, workloads
+from rungs.session import cycles_per_unit
 from rungs.variants import load_device, load_experiment
 
 DEVICE = load_device("sm_90a")
@@ -291,7 +292,7 @@ def test_cold_caches_are_refused(opened):
 
 def test_the_slowest_warp_of_the_middle_cta_is_what_a_launch_takes():
     values = np.array([[10, 30], [20, 20], [90, 10]])
-    assert workloads.cycles_per_unit(values, workloads.Work(0, 0, units=3)) == 10.0
+    assert cycles_per_unit(values, 3) == 10.0
 
 
 def test_unsigned_integers_keep_their_bits():

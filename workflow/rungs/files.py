@@ -188,7 +188,7 @@ def _canonical(node: Any) -> Any:
 
 
 @functools.cache
-def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
+def _fields(kind: Any) -> tuple[str, ...]:
     return tuple(name for name in sorted(kind._fields) if name not in NO_CODE)
 
 
@@ -201,11 +201,10 @@ def _parts(values: list[ast.expr]) -> list[Any]:
     """The parts of an f-string, with its text in as few pieces as possible: Python 3.12 cuts it elsewhere than 3.11."""
     parts: list[Any] = []
     for value in values:
-        text = value.value if isinstance(value, ast.Constant) else None
-        if text is None:
+        if not isinstance(value, ast.Constant):
             parts.append(_canonical(value))
         elif parts and isinstance(parts[-1], str):
-            parts[-1] += text
-        elif text:
-            parts.append(text)
+            parts[-1] += str(value.value)
+        elif value.value:
+            parts.append(str(value.value))
     return parts

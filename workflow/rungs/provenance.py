@@ -26,6 +26,7 @@ from rungs.files import (
     write_json,
     write_text,
 )
+from rungs.protocol import protocol_hash
 from rungs.variants import GEMM, Experiment, experiment_names, load_experiment
 
 CLOCKS_READ = (
@@ -99,7 +100,7 @@ def stale_claims(results: Path) -> dict[str, str]:
 
 def _why_stale(manifest: Mapping[str, Any], results: Path) -> str:
     protocol = manifest.get("protocol", {}).get("hash")
-    if protocol and protocol != module_hash_of_protocol():
+    if protocol and protocol != protocol_hash():
         return "the measuring protocol has changed since"
     binaries = manifest.get("arms") or {"": manifest.get("binary", {})}
     for binary in binaries.values():
@@ -181,11 +182,6 @@ def reaffirm(results: Path, toolchain: str) -> None:
     )
     for name in other:
         print(f"  other code or line numbers now: {name}, to be measured again")
-
-
-@functools.cache
-def module_hash_of_protocol() -> str:
-    return sha256_file(Path(__file__).with_name("protocol.py"))[:16]
 
 
 def recorded_sets() -> list[Path]:
@@ -717,7 +713,7 @@ def _csv_links(
     yield Link(f"  SHA-256 {manifest['csv_sha256'][:16]}… is the file's", sha256_file(path) == manifest["csv_sha256"])
     yield Link(f"  every row is of run {manifest['run_id']}", set(frame["run_id"]) <= {manifest["run_id"]})
     if "protocol" in manifest:
-        now = module_hash_of_protocol()
+        now = protocol_hash()
         yield Link(f"  protocol {manifest['protocol']['hash']} is this checkout's", manifest["protocol"]["hash"] == now)
     arms = manifest.get("arms") or {manifest["variant"]: manifest.get("binary", {})}
     if manifest["variant"] not in arms or "build_id" not in arms[manifest["variant"]]:
