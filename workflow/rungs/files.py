@@ -175,9 +175,9 @@ def _canonical(node: Any) -> Any:
         return ["JoinedStr", _parts(node.values)]
     if isinstance(node, ast.AST):
         written: list[Any] = [type(node).__name__]
-        for name in _fields(type(node)):
+        for name in sorted(node._fields):
             value = getattr(node, name, None)
-            if value is not None and value != []:
+            if value is not None and value != [] and name not in NO_CODE:
                 written += name, _canonical(value)
         return written
     if isinstance(node, list):
@@ -185,11 +185,6 @@ def _canonical(node: Any) -> Any:
     if isinstance(node, str):
         return ["str", node]
     return [type(node).__name__, repr(node)]
-
-
-@functools.cache
-def _fields(kind: Any) -> tuple[str, ...]:
-    return tuple(name for name in sorted(kind._fields) if name not in NO_CODE)
 
 
 def _is_docstring(node: Any) -> bool:
