@@ -41,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow"))
 from rungs import bootstrap, build, clock, plan, protocol, schemas, settings, stats
 from rungs.errors import RungsError
 from rungs.files import ROOT
+from rungs.sampler import Sampler
 from rungs.variants import load_device, load_experiment
 
 TWIN = "twin"
@@ -152,7 +153,7 @@ def by_rounds(session: Any, board: clock.Gpu, sample_us: float, compared: Compar
     begin = time.perf_counter()
     arms = [compared.before, compared.after]
     samples: list[protocol.Sample] = []
-    with clock.Sampler(board) as sampler:
+    with Sampler(board) as sampler:
         launches = protocol.prepare(session, arms, sample_us, 0.0, session.rotation)
         done, rounds = 0, PILOT_ROUNDS
         while rounds > 0:

@@ -18,6 +18,7 @@ import pytest
 
 from rungs import clock
 from rungs.errors import RungsError
+from rungs.sampler import Sampler, others, throttle_words
 
 TESTS = Path(__file__).parent
 STANDIN = TESTS / "standin"
@@ -682,7 +683,7 @@ def test_guard_is_entered_again_by_its_owner_and_kept_to_the_end(machine):
     ],
 )
 def test_throttle_words(mask, words):
-    assert clock.throttle_words(mask) == words
+    assert throttle_words(mask) == words
 
 
 @pytest.mark.parametrize("old_names", [False, True])
@@ -692,12 +693,12 @@ def test_reading(machine, old_names):
         event_reasons=0x4, power_w=655.5, temp_c=61, processes=[stranger.pid, os.getppid()], old_names=old_names
     )
     try:
-        with clock.Sampler(clock.choose("auto")) as sampler:
-            throttle, power_w, temp_c, others = sampler.read()
+        with Sampler(clock.choose("auto")) as sampler:
+            reading = sampler.read()
     finally:
         stranger.kill()
         stranger.communicate()
-    assert (throttle, power_w, temp_c, others) == ("power cap", 655.5, 61.0, (stranger.pid,))
+    assert reading == ("power cap", 655.5, 61.0, (stranger.pid,))
 
 
 def test_reading_is_new_and_survives_the_loss_of_nvml(machine):
@@ -708,7 +709,7 @@ def test_reading_is_new_and_survives_the_loss_of_nvml(machine):
             time.sleep(0.01)
         return False
 
-    with clock.Sampler(clock.choose("auto")) as sampler:
+    with Sampler(clock.choose("auto")) as sampler:
         assert sampler.read().throttle == ""
         machine.change(event_reasons=0x20)
         assert eventually(lambda reading: reading.throttle == "thermal")
@@ -718,7 +719,7 @@ def test_reading_is_new_and_survives_the_loss_of_nvml(machine):
 
 def test_sampler_reads_the_gpu_of_its_uuid(machine):
     machine.gpus({"name": H200, "temp_c": 20}, {"name": RTX, "temp_c": 90})
-    with clock.Sampler(clock.choose("rtx5090")) as sampler:
+    with Sampler(clock.choose("rtx5090")) as sampler:
         assert sampler.read().temp_c == 90
 
 
@@ -726,10 +727,10 @@ def test_processes_of_others():
     stranger = subprocess.Popen(["sleep", "60"])
     known, unknown = stranger.pid, 2**22 + 5  # the second above the kernel's largest
     try:
-        assert clock.others([os.getpid(), os.getppid(), known]) == (known,)
-        assert clock.others([os.getpid(), unknown]) == (unknown,)
-        assert clock.others([unknown, known]) == (known,), "in a container, the number that the host gives this process"
-        assert clock.others([unknown, unknown + 1]) == (unknown + 1,)
+        assert others([os.getpid(), os.getppid(), known]) == (known,)
+        assert others([os.getpid(), unknown]) == (unknown,)
+        assert others([unknown, known]) == (known,), "in a container, the number that the host gives this process"
+        assert others([unknown, unknown + 1]) == (unknown + 1,)
     finally:
         stranger.kill()
         stranger.wait()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from binaries import toolchain
-from rungs import build, clock, gpu, launcher
+from rungs import build, clock, gpu, inputs, launcher
 from rungs.files import ROOT
 from rungs.variants import WGMMA, load_device, load_experiment
 
@@ -26,8 +26,8 @@ on_gpu = pytest.mark.skipif(not GPUS, reason="there is no GPU here")
 def test_the_inputs_show_a_stale_stage(fill, stale):
     """A wait that is one group short multiplies an older tile again: with inputs that repeat along K nobody would see it."""
     generator = torch.Generator().manual_seed(1)
-    a = gpu.draw(torch, fill, (128, 8 * TILE_K), generator).double()
-    b = gpu.draw(torch, fill, (128, 8 * TILE_K), generator).double()
+    a = inputs.draw(torch, fill, (128, 8 * TILE_K), generator).double()
+    b = inputs.draw(torch, fill, (128, 8 * TILE_K), generator).double()
     right = a @ b.t()
     old = slice((4 - stale) * TILE_K, (5 - stale) * TILE_K)
     new = slice(4 * TILE_K, 5 * TILE_K)
@@ -39,7 +39,7 @@ def test_the_inputs_show_a_stale_stage(fill, stale):
 @pytest.mark.parametrize("k", [8192, 32768])
 def test_sums_of_the_integer_inputs_are_exact_in_fp32(k):
     generator = torch.Generator().manual_seed(1)
-    a, b = (gpu.draw(torch, "integer", (16, k), generator) for _ in range(2))
+    a, b = (inputs.draw(torch, "integer", (16, k), generator) for _ in range(2))
     exact = a.double() @ b.double().t()
     assert torch.equal((a.float() @ b.float().t()).double(), exact)
     assert 4 * k < 1 << 24, "no partial sum leaves the integers that fp32 has"

@@ -458,10 +458,9 @@ def test_a_stale_number_in_the_readme_fails_the_check_until_it_carries_its_mark(
 def test_edited_stamp_or_protocol_is_told_apart_from_the_kernel(recorded):
     recorded.edit("kernels/stamp.cu", "//", "///")
     assert recorded.rungs("status").text == f"{SET}: gemm, 4 variants, 0 stale\n"
-    with (recorded.repo / "workflow/rungs/protocol.py").open("a") as file:
-        file.write("# a comment\n")
+    recorded.edit("workflow/rungs/session.py", "# cuBLAS makes", "# as cuBLAS makes")
     assert recorded.rungs("status").text == f"{SET}: gemm, 4 variants, 0 stale\n"
-    recorded.edit("workflow/rungs/protocol.py", "PROBE = 5", "PROBE = 6")
+    recorded.edit("workflow/rungs/session.py", "STAMP_SLOTS = 1024", "STAMP_SLOTS = 512")
     status = recorded.rungs("status").text.splitlines()
     assert len(status) == 5 and all(line.endswith(": the measuring protocol has changed since") for line in status[1:])
 

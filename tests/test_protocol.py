@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rungs import protocol
+from rungs import files, gpu, protocol
 from rungs.protocol import Condition, Sample, Settings
 
 SETTINGS = Settings(0.3, 20, 400, 200.0, 1.0, "hot", 7)
@@ -43,6 +46,10 @@ class Device:
 
     def clock_mhz(self, before: float, after: float) -> float | None:
         return 1700.0
+
+    def cycles(self, arm: str) -> float:
+        self.queue.append(arm)
+        return self.model(arm, self.now)
 
 
 def noisy(times: dict[str, float], sigma: float, drift: float = 0.0, seed: int = 1) -> Callable[[str, float], float]:
@@ -198,11 +205,173 @@ def test_warm_up_keeps_all_arms_busy_for_its_time(monkeypatch):
     assert device.waits == 9
 
 
-def test_the_protocol_is_short_enough_to_be_read_whole_and_its_hash_is_of_its_file_alone():
-    from pathlib import Path
+def test_counts_are_rounds_of_all_arms_that_stop_as_times_do():
+    device = Device(noisy({"rung": 20, "before": 22}, 1e-5))
+    samples, stop = protocol.count_rounds(device, "rung", ("rung", "before"), SETTINGS, (2, 3), lambda: CALM)
+    assert (max(s.round for s in samples), stop, device.waits) == (20, "interval", 0)
+    assert len({tuple(device.queue[at : at + 2]) for at in range(0, 40, 2)}) == 2, "in either order"
+    assert np.median(ratios(samples, "before", "rung")) == pytest.approx(np.log(1.1), abs=1e-4)
 
-    from rungs.files import sha256_file
 
-    path = Path(protocol.__file__)
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 200
-    assert protocol.protocol_hash() == sha256_file(path)[:16]
+def test_a_count_is_flagged_for_other_processes_alone():
+    assert protocol.count_flag(Condition("thermal", 700.0, 90.0)) == ""
+    assert "another process" in protocol.count_flag(Condition("", None, None, (4242,)))
+
+
+def test_a_job_times_its_largest_shape_first_and_warms_up_before_it_alone():
+    assert protocol.largest_first([[2, 3], [4, 4], [1, 1], [3, 2]]) == [
+        (1, (4, 4)),
+        (0, (2, 3)),
+        (3, (3, 2)),
+        (2, (1, 1)),
+    ]
+    assert [protocol.warm_up_seconds(SETTINGS, under_load) for under_load in (False, True)] == [1.0, 0.0]
+
+
+# ---- the hash --------------------------------------------------------------------------------------------------------
+
+PACKAGE = Path(protocol.__file__).parent
+OUTSIDE = {
+    "clock": "finds the GPU and asks NVML",
+    "files": "hashes",
+    "launcher": "launches a variant as its plan has it, of which its build manifest tells",
+    "workloads": "what a kernel works on, of which its experiment tells",
+}
+"""Modules that the protocol's import and that decide no sample, and what they do."""
+
+
+@pytest.fixture
+def copy(tmp_path, monkeypatch):
+    """A function (module, edit of its text) that gives the protocol's hash of a copy of its modules with that edit."""
+
+    def hashed(module: str = "", edit: Callable[[str], str] = str) -> str:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        for name in protocol.MODULES:
+            text = (PACKAGE / f"{name}.py").read_text(encoding="utf-8")
+            (folder / f"{name}.py").write_bytes((edit(text) if name == module else text).encode())
+        monkeypatch.setattr(files, "__file__", str(folder / "files.py"))
+        return protocol.protocol_hash.__wrapped__()
+
+    return hashed
+
+
+LOOKS = {
+    "comment": lambda text: text.replace("\n\n\n", "\n\n\n# a comment\n") + "# and another\n",
+    "docstring": lambda text: re.sub(r'"""[A-Z][^"]*"""', '"""Says something else."""', text),
+    "blank lines": lambda text: text.replace("\n", "\n\n\n") if '"""\n\n' in text else text,
+    "line ends": lambda text: text.replace("\n", "\r\n"),
+    "layout": lambda text: ast.unparse(ast.parse(text)),
+}
+
+
+@pytest.mark.parametrize("module", protocol.MODULES)
+@pytest.mark.parametrize("look", LOOKS)
+def test_what_a_hashed_module_looks_like_changes_nothing(copy, module, look):
+    text = (PACKAGE / f"{module}.py").read_text(encoding="utf-8")
+    assert LOOKS[look](text) != text
+    assert copy(module, LOOKS[look]) == copy() == protocol.protocol_hash()
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("protocol", "CHECK_EVERY = 10", "CHECK_EVERY = 20"),
+        ("protocol", "SETTLE_S = 0.02", "SETTLE_S = 0.0"),
+        ("protocol", "<= settings.target_percent / 100", "< settings.target_percent / 100"),
+        ("protocol", 'frozenset({"power cap"})', 'frozenset({"power cap", "thermal"})'),
+        ("protocol", "> LOCK_TOLERANCE", ">= LOCK_TOLERANCE"),
+        ("protocol", 'return "normal",', 'return "integer",'),
+        ("protocol", "key=lambda item: -math.prod", "key=lambda item: math.prod"),
+        (
+            "protocol",
+            "before, start = session.stamp(), session.event()",
+            "start, before = session.event(), session.stamp()",
+        ),
+        ("protocol", "count_flag(now)", '""'),
+        ("bootstrap", "RESAMPLES = 1000", "RESAMPLES = 100"),
+        ("bootstrap", "1.5 * rounds ** (1 / 3)", "1.5 * rounds ** (1 / 2)"),
+        ("bootstrap", "1 - block / rounds", "1 + block / rounds"),
+        ("session", "index % self.rotation", "0 % self.rotation"),
+        ("session", "        self.launch(arm)  # cuBLAS", "        pass  # cuBLAS"),
+        ("session", "self._stamp_function, self.sms, 1,", "self._stamp_function, 1, 1,"),
+        ("session", "len(ratio) // 2", "0"),
+        ("session", "enable_timing=True", "enable_timing=False"),
+        ("session", "max(axis=1)", "min(axis=1)"),
+        ("inputs", "torch.randn(shape", "torch.zeros(shape"),
+        ("inputs", "max(2, 1 + math.ceil(2 * l2_bytes", "max(2, 1 + math.ceil(1 * l2_bytes"),
+        ("inputs", "variant if operand.make else", "variant if not operand.make else"),
+        ("sampler", '0x20: "thermal"', '0x20: "power cap"'),
+        ("sampler", "0x1 | 0x2 | 0x100", "0x1 | 0x2 | 0x120"),
+        ("sampler", "if foreign and", "if foreign or"),
+    ],
+)
+def test_what_decides_a_sample_changes_the_hash(copy, module, old, new):
+    assert old in (PACKAGE / f"{module}.py").read_text(encoding="utf-8")
+    assert copy(module, lambda text: text.replace(old, new)) != protocol.protocol_hash()
+
+
+@pytest.mark.parametrize("module", protocol.MODULES)
+def test_every_number_of_a_hashed_module_is_in_the_hash(copy, module):
+    tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
+    numbers = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and type(n.value) in (int, float)]
+    hashes = {protocol.protocol_hash()}
+    for number in numbers:
+        number.value += 1
+        changed = ast.unparse(tree)
+        number.value -= 1
+        hashes.add(copy(module, lambda _, changed=changed: changed))
+    assert len(hashes) == len(numbers) + 1 > 5
+
+
+def test_the_hash_is_the_same_on_every_python(tmp_path):
+    """As Python 3.11 to 3.13 give it of everything that the modules are written in, and more."""
+    path = tmp_path / "module.py"
+    path.write_text(
+        """
+import a.b as c
+from . import d
+class E(F, metaclass=G):
+    x: int = 1
+@h
+async def i(j, /, k=1, *l, m=None, **n) -> None:
+    async with o as p, q:
+        await r
+def s(*t): yield from t
+global_ = -1j ** 2e300, b"\\x00\\xff", "\\ud800\U0001fae9", ..., None, True, not 0x10
+f"a" "b" f"{c!r:>{d}.2}{{}} {e=}" "" f"{f'{g}'}" f"{h:}"
+u = lambda v, *w: v @ w if v <= w else {**x, 1: [*y]}
+match z:
+    case {"a": [1, *_], **rest} if rest: pass
+    case A(b=None) | -1: del z[1:2, ::3]
+try:
+    while (n := n - 1) and {i for i in range(3) if i not in j}: break
+except* (B, C) as error:
+    raise D from error
+else: assert x, "y"
+""",
+        encoding="utf-8",
+    )
+    assert files.syntax_hash(path)[:16] == "eec6ede3e87c82fd"
+
+
+def test_all_that_the_hashed_modules_import_is_hashed_or_decides_nothing():
+    found = set()
+    for module in protocol.MODULES:
+        for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "rungs":
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rungs."):
+                found.add(node.module.split(".")[1])
+            elif isinstance(node, ast.Import):
+                assert not any(alias.name.split(".")[0] == "rungs" for alias in node.names)
+    assert found - set(protocol.MODULES) == set(OUTSIDE)
+
+
+@pytest.mark.parametrize("session", [gpu.Session, gpu.WorkSession])
+def test_what_a_round_asks_of_a_session_is_in_a_hashed_module(session):
+    asked = [name for name in vars(protocol.Session) if not name.startswith("_")]
+    assert "capture" in asked
+    for name in (*asked, "launch", "rotation", "load_stamp"):
+        owner = next(kind for kind in session.__mro__ if name in vars(kind))
+        assert owner.__module__.removeprefix("rungs.") in protocol.MODULES, name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from types import SimpleNamespace
 
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 import torch as real
 
-from rungs import gpu, launcher, measure, protocol, workloads
+from rungs import gpu, inputs, launcher, measure, protocol, workloads
+from rungs.session import Timing, cycles_per_unit
 from rungs.variants import load_device, load_experiment
 
 DEVICE = load_device("sm_90a")
@@ -289,9 +291,67 @@ def test_cold_caches_are_refused(opened):
         session.set_problem((1, 64, 1), "normal", 1, "cold")
 
 
+# ---- buffers of GEMMs, and graphs that go round them -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("l2", "count"), [("hot", 1), ("cold", 4)])
+def test_as_many_buffers_rotate_as_pass_twice_l2_between_two_uses(l2, count):
+    """A set of 64 x 64 x 16 has 2 x (2 x 64 x 16 + 64 x 64) = 12,288 bytes, and 2 x L2 are 36,000."""
+    sets = inputs.buffer_sets(Torch(), (64, 64, 16), "normal", 7, l2, 18_000)
+    assert len(sets) == count and len({each.c.data_ptr() for each in sets}) == count
+    assert all(real.equal(each.a, sets[0].a) and real.equal(each.b_kn, sets[0].b_nk.t()) for each in sets)
+    assert sets[0].read_bytes() == 12_288
+    again = inputs.buffer_sets(Torch(), (64, 64, 16), "normal", 7, "hot", 18_000)
+    assert real.equal(again[0].a, sets[0].a) and 0.9 < float(sets[0].a.float().std()) < 1.1
+
+
+def test_small_buffers_rotate_over_two_sets_at_least():
+    assert len(inputs.buffer_sets(Torch(), (64, 64, 16), "integer", 7, "cold", 1)) == 2
+
+
+def test_a_graph_goes_round_the_buffer_sets_after_one_launch_outside_it():
+    torch = Torch()
+    timing, launched = Timing(torch, SMS), []
+    timing.sets = inputs.buffer_sets(torch, (64, 64, 16), "normal", 7, "cold", 18_000)
+
+    def launch(buffer_set):
+        act = functools.partial(launched.append, buffer_set)
+        return lambda: act() if torch.recording is None else torch.recording.append(act)
+
+    timing.arms["rung"] = SimpleNamespace(launches=[launch(index) for index in range(4)])
+    assert timing.rotation == 4
+    timing.capture("rung", 8)
+    assert (launched, timing.captured) == ([0], 8)
+    timing.replay("rung")
+    assert launched == [0, *range(4), *range(4)]
+
+
+def test_the_control_multiplies_a_set_of_buffers_and_without_any_copies_the_largest_input():
+    timing = Timing(Torch(), SMS)
+    timing.sets = inputs.buffer_sets(timing.torch, (64, 64, 16), "integer", 7, "cold", 1)
+    timing.launch("control", 1)
+    (first, second) = timing.sets
+    assert real.equal(second.c.float(), second.a.float() @ second.b_kn.float()) and not real.equal(first.c, second.c)
+    timing.sets = []
+    timing.source = inputs.largest([real.ones(3), real.arange(4.0)])
+    timing.copied = real.zeros(4)
+    timing.launch("control")
+    assert timing.copied.tolist() == [0, 1, 2, 3] and timing.rotation == 1
+
+
+def test_the_clock_is_the_middle_one_of_the_sms_that_both_stamps_reached():
+    timing = Timing(Torch(), 4)
+    timing._stamps = real.tensor(
+        [[[100, 1000], [0, 0], [200, 1000], [5, 1000]], [[2100, 2000], [900, 2000], [1700, 2000], [1005, 2000]]]
+    )
+    assert timing.clock_mhz(0, 1) == 1500.0
+    timing._stamps[1, :, 1] = 0
+    assert timing.clock_mhz(0, 1) is None
+
+
 def test_the_slowest_warp_of_the_middle_cta_is_what_a_launch_takes():
     values = np.array([[10, 30], [20, 20], [90, 10]])
-    assert workloads.cycles_per_unit(values, workloads.Work(0, 0, units=3)) == 10.0
+    assert cycles_per_unit(values, 3) == 10.0
 
 
 def test_unsigned_integers_keep_their_bits():

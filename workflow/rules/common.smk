@@ -13,6 +13,7 @@ if PACKAGE not in sys.path:
 from rungs import build, folder, settings
 from rungs.errors import RungsError
 from rungs.files import ROOT, module_hash
+from rungs.protocol import protocol_hash
 from rungs.results import ResultsSet
 from rungs.variants import GEMM, load_device, load_experiment
 

@@ -45,7 +45,7 @@ rule sweep:
         shapes=lambda wildcards: run.shapes_as_json(wildcards.experiment, variant_of(wildcards)),
         settings=lambda wildcards: run.settings_as_json(wildcards.experiment, variant_of(wildcards)),
         time_limit=run.time_limit_s,
-        protocol=module_hash("protocol"),
+        protocol=protocol_hash(),
         twin="--twin" if run.twins else "",
     shell:
         "{params.python:q} -m rungs sweep {params.twin} --experiment {wildcards.experiment:q} --variant {wildcards.variant:q}"
@@ -87,7 +87,7 @@ rule floor:
             wildcards.experiment, run.experiments[wildcards.experiment].floor_variant
         ),
         time_limit=run.time_limit_s,
-        protocol=module_hash("protocol"),
+        protocol=protocol_hash(),
     shell:
         "{params.python:q} -m rungs sweep --twin --experiment {wildcards.experiment:q} --variant {params.variant:q}"
         " --arch {params.arch:q} --gpu {params.gpu:q} --manifests {input.manifests:q} --stamp {input.stamp[0]:q}"

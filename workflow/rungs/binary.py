@@ -14,6 +14,11 @@ from rungs.plan import launch_hash
 from rungs.variants import Experiment, Variant, load_device
 
 
+def made_as(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return what every manifest says of a binary that its job used, from the manifest of its build."""
+    return {key: manifest[key] for key in ("variant", "build_id", "source_hash", "cubin_sha256", "code_hash")}
+
+
 @dataclass(frozen=True)
 class Binary:
     """One variant's binary as its build manifest describes it."""
@@ -27,11 +32,8 @@ class Binary:
     ) -> dict[str, str]:
         """Return what a manifest says of the binary and of its launches at these points."""
         device = load_device(self.manifest["arch"])
-        return {
-            "variant": self.variant.name,
-            **{key: self.manifest[key] for key in ("build_id", "source_hash", "cubin_sha256", "code_hash")},
-            "launch_hash": launch_hash(experiment, self.variant, device, points, sms),
-        }
+        launches = launch_hash(experiment, self.variant, device, points, sms)
+        return {**made_as(self.manifest), "launch_hash": launches}
 
 
 def load_binary(experiment: Experiment, manifest_path: Path) -> Binary:

@@ -608,10 +608,10 @@ def clock_lock(f: Facts, gpu: Any, nvml: Any, handle: Any) -> Iterator[Check]:
 
 
 def others(f: Facts, gpu: Any, nvml: Any, handle: Any) -> Iterator[Check]:
-    from rungs import clock
+    from rungs import clock, sampler
 
     listed = clock._ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
-    strangers = clock.others([process.pid for process in listed or []])
+    strangers = sampler.others([process.pid for process in listed or []])
     measuring = guard_holder(gpu.uuid)
     costs = "rounds beside another process are flagged and not used"
     if measuring:
@@ -643,13 +643,13 @@ def memory(f: Facts, gpu: Any, nvml: Any, handle: Any) -> Iterator[Check]:
 
 def health(f: Facts, gpu: Any, nvml: Any, handle: Any) -> Iterator[Check]:
     """Temperature, power cap, throttling and memory errors, each where the driver says."""
-    from rungs import clock
+    from rungs import clock, sampler
 
     degrees = clock._ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU)
     usual = clock._ask(nvml, "nvmlDeviceGetPowerManagementDefaultLimit", handle)
     errors = clock._ask(nvml, "nvmlDeviceGetTotalEccErrors", handle, 1, 0)  # uncorrected, since the driver was loaded
     reasons = clock._ask(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
-    words = clock.throttle_words(reasons).replace("+", " and ") if reasons else ""
+    words = sampler.throttle_words(reasons).replace("+", " and ") if reasons else ""
     notes = []
     if degrees is not None and degrees >= HOT_C:
         notes.append((f"{degrees} °C", "let it cool", "it throttles, and such rounds are not used"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -115,7 +117,63 @@ def sha256_json(value: Any) -> str:
     return sha256_bytes(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
 
 
+# ---- what a module does, whatever it looks like ----------------------------------------------------------------------
+
+NO_CODE = ("kind", "type_comment")
+"""Fields of a syntax tree that say how the source was written, or that only a type checker reads."""
+
+
 def module_hash(*names: str) -> str:
-    """Hash of the source of modules of this package, for a rule's params: it changes when the code that makes a file does."""
+    """Hash of the code of modules of this package, for a rule's params: it changes when what they do may have changed."""
     package = Path(__file__).parent
-    return sha256_json([sha256_file(package / f"{name}.py") for name in names])[:16]
+    return sha256_json([syntax_hash(package / f"{name}.py") for name in names])[:16]
+
+
+@functools.cache
+def syntax_hash(path: Path) -> str:
+    """Hash of the syntax tree of a Python file.
+
+    Comments, docstrings, layout and line ends take no part. It is the same on every Python that can parse the file, which
+    the text of `ast.dump` is not.
+    """
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
+        raise RungsError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}).") from None
+    return sha256_bytes(json.dumps(_canonical(tree), separators=(",", ":")).encode())
+
+
+def _canonical(node: Any) -> Any:
+    """A tree as JSON: each node its type and its fields by name, without positions, empty fields and lone strings."""
+    if isinstance(node, ast.JoinedStr):
+        return ["JoinedStr", _parts(node.values)]
+    if isinstance(node, ast.AST):
+        written: list[Any] = [type(node).__name__]
+        for name in sorted(node._fields):
+            value = getattr(node, name, None)
+            if value is not None and value != [] and name not in NO_CODE:
+                written += name, _canonical(value)
+        return written
+    if isinstance(node, list):
+        return [_canonical(child) for child in node if not _is_docstring(child)]
+    if isinstance(node, str):
+        return ["str", node]
+    return [type(node).__name__, repr(node)]
+
+
+def _is_docstring(node: Any) -> bool:
+    """Whether a statement is a lone string: documentation of a module, function, class or constant."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _parts(values: list[ast.expr]) -> list[Any]:
+    """The parts of an f-string, with its text in as few pieces as possible: Python 3.12 cuts it elsewhere than 3.11."""
+    parts: list[Any] = []
+    for value in values:
+        if not isinstance(value, ast.Constant):
+            parts.append(_canonical(value))
+        elif parts and isinstance(parts[-1], str):
+            parts[-1] += str(value.value)
+        elif value.value:
+            parts.append(str(value.value))
+    return parts

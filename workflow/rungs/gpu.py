@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 import os
@@ -17,10 +16,10 @@ from cuda.bindings import driver
 from rungs import launcher, workloads
 from rungs import plan as plans
 from rungs.errors import Refused, RungsError
+from rungs.inputs import Buffers, Operand, buffer_sets, largest, shared
+from rungs.session import CONTROL, Timing
 from rungs.variants import GEMM, Device, Experiment, Variant
 
-CONTROL = "control"
-STAMP_SLOTS = 1024
 _ODD = (0x1E3779B97F4A7C15, 0x2545F4914F6CDD1D)  # any odd numbers would do: each makes every place count differently
 
 
@@ -48,35 +47,12 @@ class Arm:
     launches: list[Callable[[], None]] = field(default_factory=list)
 
 
-@dataclass
-class Buffers:
-    """One set of operands: A M x K, B as N x K and as K x N, C M x N; all bf16, row-major, on the GPU."""
-
-    a: Any
-    b_nk: Any
-    b_kn: Any
-    c: Any
-
-    def read_bytes(self) -> int:
-        """Bytes that one launch touches: A, one layout of B and C."""
-        return int(2 * (self.a.numel() + self.b_nk.numel() + self.c.numel()))
-
-
-def draw(torch: Any, fill: str, shape: tuple[int, int], generator: Any) -> Any:
-    """A bf16 operand on the generator's device: `normal`, or `integer` in -2..2. Every element is its own draw, so that a tile
-    of K that is multiplied twice, or not at all, changes the sum.
-    """
-    options = {"generator": generator, "device": generator.device}
-    drawn = torch.randint(-2, 3, shape, **options) if fill == "integer" else torch.randn(shape, **options)
-    return drawn.to(torch.bfloat16)
-
-
 def open_session(experiment: Experiment, uuid: str) -> Session:
     """The session in which an experiment's binaries are checked and timed."""
     return Session(uuid) if experiment.workload == GEMM else WorkSession(uuid)
 
 
-class Session:
+class Session(Timing):
     """One GPU in this process, for GEMMs. Not to be shared between threads."""
 
     def __init__(self, uuid: str) -> None:
@@ -84,17 +60,13 @@ class Session:
         os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
         import torch
 
-        self.torch = torch
         if not torch.cuda.is_available():
             raise RungsError(f"CUDA does not start on GPU {uuid}: check the driver with nvidia-smi.")
         torch.cuda.init()
         torch.backends.cuda.matmul.allow_tf32 = False
         properties = torch.cuda.get_device_properties(0)
-        self.sms: int = properties.multi_processor_count
+        super().__init__(torch, properties.multi_processor_count)
         self.l2_bytes: int = properties.L2_cache_size
-        self.stream = torch.cuda.Stream()
-        torch.cuda.set_stream(self.stream)
-        self.arms: dict[str, Any] = {}
         self.refused: dict[str, str] = {}  # arms that do not support the problem, and why
         attribute = driver.CUdevice_attribute
         clock_khz, bus_bits = (
@@ -105,26 +77,8 @@ class Session:
             )
         )
         self.dram_bytes_per_us: float = 2 * clock_khz / 1e3 * bus_bits / 8  # two transfers a cycle
-        self.graphs: dict[str, Any] = {}
-        self.sets: list[Buffers] = []
-        self.captured = 0  # launches in each graph
-        self._keep: list[Any] = []  # libraries stay loaded while their kernels may run
 
     # ---- binaries ----------------------------------------------------------------------------------------------------
-
-    def _function(self, cubin: Path, entry: str) -> Any:
-        library, function = launcher.load_function(cubin, entry)
-        self._keep.append(library)
-        return function
-
-    def load_stamp(self, cubin: Path) -> None:
-        """The clock-stamp kernel; its slots hold one row per SM: clock64, globaltimer.
-
-        They lie in pinned host memory, so that reading one does not queue behind the round that is running.
-        """
-        self._stamp_function = self._function(cubin, "stamp")
-        self._stamps = self.torch.zeros((STAMP_SLOTS, self.sms, 2), dtype=self.torch.int64, pin_memory=True)
-        self._next_stamp = 0
 
     def load(self, arm: str, experiment: Experiment, variant: Variant, device: Device, cubin: Path) -> None:
         """Load a variant's binary under an arm's name.
@@ -146,29 +100,19 @@ class Session:
         rotates over as many as make at least 2 x L2 pass between two uses of one, and at least two.
         Returns the bytes touched between two uses of a buffer.
         """
-        torch, (m, n, k) = self.torch, problem
+        torch = self.torch
         self.graphs.clear()
         self.sets.clear()
-        generator = torch.Generator(device="cuda").manual_seed(seed)
-
-        a, b = (draw(torch, fill, (rows, k), generator) for rows in (m, n))
-        first = Buffers(a, b, b.t().contiguous(), torch.empty((m, n), dtype=torch.bfloat16, device="cuda"))
-        count = 1 if l2 == "hot" else max(2, 1 + math.ceil(2 * self.l2_bytes / first.read_bytes()))
-        copies = [Buffers(*(t.clone() for t in vars(first).values())) for _ in range(count - 1)]
-        self.sets = [first, *copies]
+        self.sets = buffer_sets(torch, problem, fill, seed, l2, self.l2_bytes)
+        first = self.sets[0]
         # fp64 for random data; fp32 is exact for the integers, and rounds to bf16 once, as the kernels do.
         exact = torch.float32 if fill == "integer" else torch.float64
-        self.fill, self.reference = fill, a.to(exact) @ b.to(exact).t()
+        self.fill, self.reference = fill, first.a.to(exact) @ first.b_nk.to(exact).t()
         self.rounded = self.reference.to(torch.bfloat16)
         for arm in self.arms.values():
             arm.launches = [self._prepare(arm, problem, buffers) for buffers in self.sets]
         self.torch.cuda.synchronize()
-        return (count - 1) * first.read_bytes()
-
-    @property
-    def rotation(self) -> int:
-        """Buffer sets: a graph of a multiple of these ends with the last one, and the next starts with the first."""
-        return len(self.sets)
+        return (len(self.sets) - 1) * first.read_bytes()
 
     def _prepare(self, arm: Arm, problem: tuple[int, int, int], buffers: Buffers) -> Callable[[], None]:
         """What launches the arm on these buffers."""
@@ -179,13 +123,6 @@ class Session:
         return lambda: launch(self.stream.cuda_stream)
 
     # ---- launching and checking --------------------------------------------------------------------------------------
-
-    def launch(self, arm: str, buffer_set: int = 0) -> None:
-        if arm == CONTROL:
-            buffers = self.sets[buffer_set]
-            self.torch.matmul(buffers.a, buffers.b_nk.t(), out=buffers.c)
-        else:
-            self.arms[arm].launches[buffer_set]()
 
     def busy(self) -> None:
         """Run the control for some milliseconds, and wait for it."""
@@ -227,61 +164,6 @@ class Session:
         sums = [int((words * (place * odd | 1)).sum()) & (1 << 64) - 1 for odd in _ODD]
         return "".join(f"{value:016x}" for value in sums)
 
-    # ---- the protocol's Session --------------------------------------------------------------------------------------
-
-    def capture(self, arm: str, launches: int) -> None:
-        """A CUDA graph of `launches` back-to-back launches, going round the buffer sets."""
-        self.launch(arm)  # cuBLAS makes its handle and workspace outside the capture
-        self.torch.cuda.synchronize()
-        self.captured = launches
-        graph = self.torch.cuda.CUDAGraph()
-        # Not torch.cuda.graph, which gives all free memory back to the driver first: it is needed again at once.
-        graph.capture_begin()
-        try:
-            for index in range(launches):
-                self.launch(arm, index % self.rotation)
-        finally:
-            graph.capture_end()
-        self.graphs[arm] = graph
-
-    def replay(self, arm: str) -> None:
-        self.graphs[arm].replay()
-
-    def event(self) -> Any:
-        event = self.torch.cuda.Event(enable_timing=True)
-        event.record(self.stream)
-        return event
-
-    def stamp(self) -> int:
-        """Queue a stamp; returns its slot, which is overwritten STAMP_SLOTS stamps later."""
-        slot = self._next_stamp
-        self._next_stamp = (slot + 1) % STAMP_SLOTS
-        self._stamps[slot].zero_()
-        target = ctypes.c_uint64(self._stamps[slot].data_ptr())
-        pointer = (ctypes.c_void_p * 1)(ctypes.addressof(target))
-        stream = self.stream.cuda_stream
-        result = driver.cuLaunchKernel(
-            self._stamp_function, self.sms, 1, 1, 1, 1, 1, 0, stream, ctypes.addressof(pointer), 0
-        )
-        launcher.check(result, "Launching the clock stamp")
-        return slot
-
-    def wait(self, event: Any) -> None:
-        event.synchronize()
-
-    def elapsed_us(self, start: Any, end: Any) -> float:
-        return float(start.elapsed_time(end)) * 1000.0
-
-    def clock_mhz(self, before: int, after: int) -> float | None:
-        """Median over the SMs that both stamps reached of cycles per microsecond."""
-        pair = self._stamps[[before, after]].numpy()
-        both = (pair[0, :, 1] > 0) & (pair[1, :, 1] > pair[0, :, 1])
-        if not both.any():
-            return None
-        cycles, nanoseconds = (pair[1] - pair[0])[both].T
-        ratio = sorted(cycles / nanoseconds * 1000.0)
-        return float(ratio[len(ratio) // 2])
-
     def describe(self) -> Mapping[str, Any]:
         """Versions and sizes for the manifest."""
         torch = self.torch
@@ -296,7 +178,7 @@ class WorkArm(Arm):
     `sms` are those that the launch counts on: where clusters cannot fill the GPU, what they can fill.
     """
 
-    operands: dict[str, workloads.Operand] = field(default_factory=dict)
+    operands: dict[str, Operand] = field(default_factory=dict)
     tensors: dict[str, Any] = field(default_factory=dict)
     sms: int = 0
 
@@ -328,7 +210,7 @@ class WorkSession(Session):
             raise Refused("Buffers rotate for GEMMs alone: take l2 hot, and payloads larger than L2.")
         self.graphs.clear()
         self.fill, self.point, self.seed = fill, problem, seed
-        self._buffers: dict[Any, Any] = {}
+        self._drawn: dict[Any, Any] = {}
         for arm in self.arms.values():
             arm.launches, arm.operands, arm.tensors = [], {}, {}
         self.refused = {}
@@ -353,7 +235,7 @@ class WorkSession(Session):
         if len(self.refused) == len(self.arms):
             raise Refused(next(iter(self.refused.values())))
         inputs = [arm.tensors[n] for arm in self.arms.values() for n, o in arm.operands.items() if o.role == "input"]
-        self.source = max(inputs, key=lambda tensor: tensor.numel() * tensor.element_size())
+        self.source = largest(inputs)
         self.copied = self.torch.empty_like(self.source)
         self.torch.cuda.synchronize()
         return 0
@@ -362,45 +244,14 @@ class WorkSession(Session):
         """The launch at the point on so many SMs; the arm gets its operands and tensors."""
         workload, of = workloads.of(arm.experiment), (arm.experiment, arm.variant, arm.device, problem)
         arm.sms, arm.operands = sms, workload.operands(*of, sms)
-        arm.tensors = {key: self._buffer(arm, key, operand) for key, operand in arm.operands.items()}
+        arm.tensors = {
+            key: shared(self._drawn, self.torch, key, operand, arm.variant.name, self.fill, self.seed)
+            for key, operand in arm.operands.items()
+        }
         return workload.plan(*of, {key: tensor.data_ptr() for key, tensor in arm.tensors.items()}, sms)
 
     def _on_stream(self, launch: Callable[[int], None]) -> None:
         launch(self.stream.cuda_stream)
-
-    @property
-    def rotation(self) -> int:
-        return 1
-
-    def _buffer(self, arm: WorkArm, name: str, operand: workloads.Operand) -> Any:
-        made_by = arm.variant.name if operand.make else ""
-        key = (name, operand.shape, operand.dtype, operand.role, made_by)
-        if key not in self._buffers:
-            self._buffers[key] = self._draw(operand)
-        return self._buffers[key]
-
-    def _draw(self, operand: workloads.Operand) -> Any:
-        """A tensor with the operand's values; unsigned integers as the signed ones of their width, which have the same bits."""
-        torch = self.torch
-        kind = getattr(torch, operand.dtype.removeprefix("u") if operand.dtype != "uint8" else "uint8")
-        if operand.role != "input":
-            return torch.empty(operand.shape, dtype=kind, device="cuda")
-        generator = torch.Generator(device="cuda").manual_seed(self.seed)
-        if operand.make is not None:
-            made = workloads.host_values(operand, self.fill, np.random.default_rng(self.seed))
-            signed = made.view(operand.dtype.removeprefix("u")) if operand.dtype != "uint8" else made
-            return torch.from_numpy(np.ascontiguousarray(signed)).cuda()
-        options = {"generator": generator, "device": "cuda"}
-        if self.fill == "integer" or not kind.is_floating_point:
-            low, high = workloads.INTEGERS if kind.is_floating_point else (0, 1 << 8)
-            return torch.randint(low, high + 1, operand.shape, **options).to(kind)
-        return torch.randn(operand.shape, dtype=kind, **options)
-
-    def launch(self, arm: str, buffer_set: int = 0) -> None:
-        if arm == CONTROL:
-            self.copied.copy_(self.source)
-        else:
-            self.arms[arm].launches[buffer_set]()
 
     def poison(self) -> None:
         self.copied.fill_(-1)
@@ -464,13 +315,3 @@ class WorkSession(Session):
         if left := flat.numel() % 8:
             flat = self.torch.cat([flat, flat.new_zeros(8 - left)])
         return super().fingerprint(flat)
-
-    def cycles(self, arm: str) -> float:
-        """Launch once, and read the kernel's own clock: cycles for one unit of its work."""
-        self.launch(arm)
-        self.torch.cuda.synchronize()
-        found = self.arms[arm]
-        workload, of = workloads.of(found.experiment), (found.experiment, found.variant, found.device)
-        name = next(n for n, operand in found.operands.items() if operand.role == "cycles")
-        values = found.tensors[name].cpu().numpy().astype(np.int64)
-        return workloads.cycles_per_unit(values, workload.work(*of, self.point, self.sms))

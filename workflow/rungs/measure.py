@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import functools
 import importlib.metadata
-import math
 import platform
 import secrets
 import shutil
@@ -21,13 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rungs import __version__, clock, protocol, schemas, warm, workloads
-from rungs.binary import load_binary
+from rungs.binary import load_binary, made_as
 from rungs.errors import Refused
 from rungs.files import ROOT, read_json, sha256_file, write_json
 from rungs.plan import check_point
+from rungs.sampler import UNREADABLE, Sampler
 from rungs.variants import GEMM, Device, Experiment, Variant, load_device, load_experiment
 
 CONTROL = "control"
@@ -79,14 +77,13 @@ def run_child(job_path: Path) -> int:
             load = clock.under(chosen, session.busy)
     with (
         clock.held(job["clock"], chosen, load) as held,
-        clock.Sampler(chosen, memory_mhz=held.locked_memory_mhz) as sampler,
+        Sampler(chosen, memory_mhz=held.locked_memory_mhz) as sampler,
     ):
         write_json(parts / CLOCK, held.record)
         seconds.end("clock")
-        warm_seconds = settings.warmup_s
-        # The largest first, right after the warm-up: what reaches the power limit is measured once the clock has found it.
+        under_load = False
         measure_at = _measure if _timed(experiment) else _count_cycles
-        for index, shape in sorted(enumerate(map(tuple, job["shapes"])), key=lambda item: -math.prod(item[1])):
+        for index, shape in protocol.largest_first(job["shapes"]):
             part = parts / f"{index}.json"
             if part.exists():
                 continue
@@ -97,10 +94,11 @@ def run_child(job_path: Path) -> int:
             try:
                 check_point(experiment, rung, device, shape)
                 at = At(experiment, rung, device, shape)
+                warm_seconds = protocol.warm_up_seconds(settings, under_load)
                 measured = measure_at(session, at, settings, sampler, held, warm_seconds, lost, at_arm, seconds)
                 if held.record["load_mhz"] is None:
                     held.record["load_mhz"] = _median_mhz(measured["samples"])
-                warm_seconds = 0.0
+                under_load = True
             except Refused as refusal:
                 measured = failed(refusal.status, str(refusal))
             write_json(part, measured)
@@ -222,13 +220,9 @@ def _count_cycles(
     at_arm: Callable[[str], None],
     seconds: Phases,
 ) -> dict[str, Any]:
-    """One point of kernels that read their own clock: check every arm, count in rounds, check again.
-
-    A round launches every arm once, in random order; nothing else is on the GPU, and cycles know of no clock, so that
-    neither graphs nor a warm-up are needed. The stop rule is the protocol's, on cycles instead of times.
-    """
+    """One point of kernels that read their own clock: check every arm, count in rounds, check again."""
     excluded: dict[str, str] = {}
-    session.set_problem(at.shape, "integer", settings.seed)
+    session.set_problem(at.shape, *protocol.counted_inputs(settings))
     lost = _without_refused(session, at.rung.name, lost)
     present = [arm for arm in session.arms if arm not in lost]
     bits = {}
@@ -243,20 +237,9 @@ def _count_cycles(
         return failed("wrong", f"{excluded[at.rung.name]}.")
     seconds.end("check")
     arms = [arm for arm in present if arm not in excluded]
-    rng = np.random.default_rng([settings.seed, *at.shape])
-    samples: list[protocol.Sample] = []
-    stop = "cap"
-    for number in range(1, settings.rounds_max + 1):
-        condition = protocol.Condition(*sampler.read())
-        for order, arm in enumerate(rng.permutation(arms).tolist()):
-            cycles = session.cycles(arm)
-            if not cycles > 0:
-                return failed("implausible", f"{at}: {arm} took {cycles:g} cycles, which no work can.")
-            samples.append(protocol.Sample(number, arm, order, 1, cycles, None, condition, _flag(condition)))
-        looked = number >= settings.rounds_min and number % protocol.CHECK_EVERY == 0
-        if looked and protocol.decided(samples, at.rung.name, arms, settings):
-            stop = "interval"
-            break
+    samples, stop = protocol.count_rounds(
+        _Timed(session, str(at)), at.rung.name, arms, settings, at.shape, lambda: protocol.Condition(*sampler.read())
+    )
     seconds.end("time")
     for arm in arms:
         if session.outcome(arm).bits != bits[arm]:
@@ -280,11 +263,6 @@ def _without_refused(session: Any, rung: str, lost: Mapping[str, Mapping[str, st
     return {arm: {"status": "refused", "reason": reason} for arm, reason in session.refused.items()} | dict(lost)
 
 
-def _flag(condition: protocol.Condition) -> str:
-    """Why a count is not used: cycles of a kernel are its own, unless another process shares the SMs."""
-    return protocol.flag(None, protocol.Condition("", None, None, condition.others), None)
-
-
 def _measure(
     session: Any,
     at: At,
@@ -297,9 +275,9 @@ def _measure(
     seconds: Phases,
 ) -> dict[str, Any]:
     """One shape: check every arm, time them, check again. `lost` are the arms that an earlier process was lost at, and why."""
-    experiment, rung, shape, seed = at.experiment, at.rung.name, at.shape, settings.seed
+    experiment, rung, shape = at.experiment, at.rung.name, at.shape
     excluded: dict[str, str] = {}
-    session.set_problem(shape, "integer", seed)
+    session.set_problem(shape, "integer", settings.seed)
     lost = _without_refused(session, rung, lost)
     present = [arm for arm in session.arms if arm not in lost]
     for arm in present:
@@ -309,7 +287,7 @@ def _measure(
             excluded[arm] = (
                 f"{session.arms[arm].variant.name} is wrong on integers whose sums are exact{_extent(outcome)}"
             )
-    between = session.set_problem(shape, "normal", seed + 1, settings.l2)
+    between = session.set_problem(shape, *protocol.timed_inputs(settings))
     bits: dict[str, str] = {}
     controls = (CONTROL,) if _control(experiment) else ()
     for arm in (*present, *controls):
@@ -382,7 +360,7 @@ def _measure(
 
 
 class _Timed:
-    """A session that refuses a time of 0, which would reach the intervals as an infinite ratio."""
+    """A session that refuses a time or a count of 0, which would reach the intervals as an infinite ratio."""
 
     def __init__(self, session: Any, where: str) -> None:
         self._session, self._where = session, where
@@ -395,6 +373,12 @@ class _Timed:
         if not elapsed > 0:
             raise Refused(f"{self._where}: a sample lasted {elapsed:g} us, which no launch can.", "implausible")
         return float(elapsed)
+
+    def cycles(self, arm: str) -> float:
+        cycles = self._session.cycles(arm)
+        if not cycles > 0:
+            raise Refused(f"{self._where}: {arm} took {cycles:g} cycles, which no work can.", "implausible")
+        return float(cycles)
 
 
 def _extent(outcome: Any) -> str:
@@ -471,6 +455,7 @@ def supervise(
         "rungs": experiment.rung_names(rung),
         "arch": arch,
         "arms": {name: binary.provenance(experiment, shapes) for name, binary in binaries.items()},
+        **({"stamp": made_as(schemas.read_manifest(stamp))} if timed else {}),
         "not_timed": {name: reason for name, (_, reason) in excluded.items()},
         "control": {"name": _control(experiment) or "none", "dtype": dtype}
         | ({"layout": "NT"} if experiment.workload == GEMM else {}),
@@ -611,7 +596,7 @@ def _rows(
 
 def _why_flagged(sample: Mapping[str, Any]) -> str:
     """The protocol's reason, which takes NVML's silence for one more word of what throttles."""
-    if sample["flag"] and sample["condition"]["throttle"] == clock.UNREADABLE and not sample["condition"]["others"]:
+    if sample["flag"] and sample["condition"]["throttle"] == UNREADABLE and not sample["condition"]["others"]:
         return "NVML no longer answered, so that nothing is known of the clock"
     return str(sample["flag"])
 

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from rungs import build, clock, launcher, measure, profile, sanitize, schemas
+from rungs.binary import made_as
 from rungs.emulator import device, mutations, problem
 from rungs.errors import RungsError
-from rungs.files import read_json, sha256_bytes, sha256_file, sha256_json, write_json, write_text
+from rungs.files import read_json, sha256_bytes, sha256_file, sha256_json, syntax_hash, write_json, write_text
 from rungs.profile import CRASHED, NOT_RUN, TIME_LIMIT
 from rungs.sanitize import FOUND, TOOLS
 from rungs.staleness import MUTATIONS
@@ -123,9 +124,7 @@ def prepare(folder: Path, arch: str, toolchain: str, places: int) -> dict[str, A
         made = build.build(variant, arch, manifest, tools)
         if made["status"] != "ok":
             raise RungsError(made["reason"])
-        binaries[variant] = {
-            key: made[key] for key in ("variant", "build_id", "source_hash", "cubin_sha256", "code_hash")
-        }
+        binaries[variant] = made_as(made)
         text = manifest.with_suffix(".ptx").read_text(encoding="utf-8")
         for name, place, mutated in mutants_of(variant, text):
             if places and place >= places:
@@ -139,7 +138,7 @@ def prepare(folder: Path, arch: str, toolchain: str, places: int) -> dict[str, A
 
 def modules() -> dict[str, str]:
     """What decides a mutant and the emulator's verdict of it."""
-    return device.modules() | {"mutations": sha256_file(Path(mutations.__file__))[:16]}
+    return device.modules() | {"mutations": syntax_hash(Path(mutations.__file__))[:16]}
 
 
 def _current(binaries: Mapping[str, Mapping[str, str]], arch: str) -> bool:

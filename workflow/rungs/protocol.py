@@ -1,4 +1,4 @@
-"""What a round is. This file alone is hashed as the protocol: change it, and every recorded number is stale.
+"""What a round is. The code of `MODULES` is hashed as the protocol: change it, and every recorded number is stale.
 
 Order of one sample, all on one stream: stamp, event, graph of n launches, event, stamp. Order of one round: every arm
 once, shuffled. NVIDIA's own guidelines for measuring GEMMs are the anchor (CUTLASS, media/docs/cpp/
@@ -7,18 +7,20 @@ gemm_performance_measurement_methodology_guidelines.md): random data, warm-up, m
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from rungs.bootstrap import median_interval
-from rungs.files import sha256_file
+from rungs.files import module_hash
 
+MODULES = ("protocol", "bootstrap", "session", "inputs", "sampler")
+"""Modules of this package that decide a sample, or whether it is used. Nothing else stands in them."""
 CHECK_EVERY = 10  # rounds between two looks at the stop rule
 PROBE = 5  # launches from which the first guess at their number is made
 SETTLE_S = 0.02  # load of each shape before its first round: the clock of the shape before must not reach into it
@@ -42,8 +44,32 @@ class Settings:
         return {"hash": protocol_hash(), **asdict(self)}
 
 
+@functools.cache
 def protocol_hash() -> str:
-    return sha256_file(Path(__file__))[:16]
+    return module_hash(*MODULES)
+
+
+def timed_inputs(settings: Settings) -> tuple[str, int, str]:
+    """Fill, seed and L2 policy of what is timed: random normal, since zeros run faster than data does."""
+    return "normal", settings.seed + 1, settings.l2
+
+
+def counted_inputs(settings: Settings) -> tuple[str, int]:
+    """Fill and seed of kernels that read their own clock, whose results are whole numbers."""
+    return "integer", settings.seed
+
+
+def largest_first(shapes: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:
+    """Shapes with their places, in the order in which a job times them.
+
+    The largest come right after the warm-up: what reaches the power limit is timed once the clock has found it.
+    """
+    return sorted(enumerate(map(tuple, shapes)), key=lambda item: -math.prod(item[1]))
+
+
+def warm_up_seconds(settings: Settings, under_load: bool) -> float:
+    """The warm-up before a shape: none where the job has just timed another one."""
+    return 0.0 if under_load else settings.warmup_s
 
 
 class Session(Protocol):
@@ -56,6 +82,7 @@ class Session(Protocol):
     def wait(self, event: Any) -> None: ...
     def elapsed_us(self, start: Any, end: Any) -> float: ...
     def clock_mhz(self, before: Any, after: Any) -> float | None: ...
+    def cycles(self, arm: str) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -92,6 +119,11 @@ def flag(sm_mhz: float | None, condition: Condition, locked_mhz: int | None) -> 
     if locked_mhz and (sm_mhz is None or abs(sm_mhz / locked_mhz - 1) > LOCK_TOLERANCE):
         return f"the clock ({'unknown' if sm_mhz is None else f'{sm_mhz:.0f} MHz'}) left the lock at {locked_mhz} MHz"
     return ""
+
+
+def count_flag(condition: Condition) -> str:
+    """Why a count is not used: cycles of a kernel are its own, unless another process shares the SMs."""
+    return flag(None, Condition("", None, None, condition.others), None)
 
 
 def warm_up(session: Session, arms: Sequence[str], seconds: float) -> None:
@@ -184,6 +216,31 @@ def _read(
         mhz, time_us = session.clock_mhz(before, after), session.elapsed_us(start, end) / launches
         samples.append(Sample(number, arm, order, launches, time_us, mhz, condition, flag(mhz, condition, locked_mhz)))
     return samples
+
+
+def count_rounds(
+    session: Session,
+    rung: str,
+    arms: Sequence[str],
+    settings: Settings,
+    problem: tuple[int, ...],
+    condition: Callable[[], Condition],
+) -> tuple[list[Sample], str]:
+    """`run_rounds` for kernels that read their own clock: the cycles stand where the time does, and nothing is queued ahead.
+
+    A round launches every arm once, in random order; nothing else is on the GPU, and cycles know of no clock, so that
+    neither graphs nor a warm-up are needed.
+    """
+    rng = np.random.default_rng([settings.seed, *problem])
+    samples: list[Sample] = []
+    for number in range(1, settings.rounds_max + 1):
+        now = condition()
+        for order, arm in enumerate(rng.permutation(arms).tolist()):
+            samples.append(Sample(number, arm, order, 1, session.cycles(arm), None, now, count_flag(now)))
+        looked = number >= settings.rounds_min and number % CHECK_EVERY == 0
+        if looked and decided(samples, rung, arms, settings):
+            return samples, "interval"
+    return samples, "cap"
 
 
 def decided(samples: Sequence[Sample], rung: str, arms: Sequence[str], settings: Settings) -> bool:

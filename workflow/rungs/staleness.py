@@ -53,9 +53,9 @@ def stale(results: Path, experiments: Collection[str] = (), variants: Iterable[s
 
 
 def _binaries(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return what a manifest says of each binary that its job launched."""
+    """Return what a manifest says of each binary that its job launched, the clock stamp last."""
     binaries = manifest.get("arms") or {"": manifest.get("binary", {})}
-    return [binary for binary in binaries.values() if "build_id" in binary]
+    return [binary for binary in (*binaries.values(), manifest.get("stamp", {})) if "build_id" in binary]
 
 
 def _why_stale(manifest: Mapping[str, Any], codes: Mapping[tuple[str, str], Code]) -> str:
@@ -67,12 +67,13 @@ def _why_stale(manifest: Mapping[str, Any], codes: Mapping[tuple[str, str], Code
         code = codes[arch, name]
         if isinstance(code, RungsError):
             return str(code)
-        if not {"code_hash", "launch_hash"} <= binary.keys():
+        if "code_hash" not in binary:
             return "an older rungs measured it, which kept no hash of the machine code"
         if code != binary["code_hash"]:
             return f"{name} compiles to other machine code since"
         points, sms = points_of(manifest)
-        if _launch_hash(manifest["experiment"], name, arch, points, sms) != binary["launch_hash"]:
+        hashed = binary.get("launch_hash")
+        if hashed and hashed != _launch_hash(manifest["experiment"], name, arch, points, sms):
             return f"{name} is launched in another way since"
     return ""
 

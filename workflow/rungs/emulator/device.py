@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from rungs import measure, schemas, workloads
+from rungs.binary import made_as
 from rungs.emulator import problem as problems
 from rungs.emulator.launch import Counts
 from rungs.emulator.parser import EmulationError
 from rungs.emulator.problem import Outcome
 from rungs.errors import Refused, RungsError
-from rungs.files import sha256_file, sha256_json
+from rungs.files import sha256_file, sha256_json, syntax_hash
 from rungs.plan import check_point
 from rungs.variants import GEMM, Experiment, Variant, ctas_along_k, load_device
 
@@ -71,11 +72,9 @@ def emulate(
     ran: dict[tuple, Counts] = {}
     for shape in shapes:
         rows += count(experiment, variant, arch, ptx, shape, failure, ran)
-    binary = {
-        key: built[key]
-        for key in ("variant", "build_id", "source_hash", "cubin_sha256", "code_hash", "ptx_sha256")
-        if key in built
-    }
+    binary = {"variant": variant.name}
+    if built["status"] == "ok":
+        binary = {**made_as(built), "ptx_sha256": built["ptx_sha256"]}
     job = {
         "source": "emulator",
         "experiment": experiment.name,
@@ -103,9 +102,9 @@ def emulate(
 
 
 def modules() -> dict[str, str]:
-    """The modules that decide what is counted, each with the hash of its source."""
+    """The modules that decide what is counted, each with the hash of its code."""
     paths = sorted(Path(__file__).parent.glob("*.py"))
-    return {path.stem: sha256_file(path)[:16] for path in paths if path.stem not in APART}
+    return {path.stem: syntax_hash(path)[:16] for path in paths if path.stem not in APART}
 
 
 def small_problem(experiment: Experiment, variant: Variant, arch: str) -> tuple[Shape, int | None]:

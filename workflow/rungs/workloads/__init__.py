@@ -9,7 +9,7 @@ import contextlib
 import functools
 import importlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol, cast
@@ -17,6 +17,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from rungs.errors import Refused, RungsError, shown
+from rungs.inputs import Operand, host_input
 from rungs.plan import InGlobal, Plan, TensorMap
 from rungs.variants import Device, Experiment, Variant
 
@@ -35,21 +36,6 @@ NAMES = (
 )
 """What every module has."""
 ROLES = ("input", "output", "cycles")
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A buffer of a launch.
-
-    `dtype` is numpy's name of it. `role`: an `input` is drawn by the device, standard normal or whole numbers from -8 to 8,
-    or made by `make`; an `output` is poisoned before each launch (NaN, or all ones) and compared with what is expected;
-    `cycles` is what the kernel's clock says, one entry per warp.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    role: str
-    make: Callable[[np.random.Generator], np.ndarray] | None = None
 
 
 @dataclass(frozen=True)
@@ -123,10 +109,6 @@ def copied_bytes(operands: Mapping[str, Operand]) -> int:
     return 2 * max(math.prod(operand.shape) * np.dtype(operand.dtype).itemsize for operand in inputs)
 
 
-INTEGERS = (-8, 8)
-"""Of the fill `integer`: so small that sums of them stay exact."""
-
-
 def poison(operand: Operand) -> Any:
     """What an output holds before a launch: NaN, or the integer whose bits are all one."""
     kind = np.dtype(operand.dtype)
@@ -137,12 +119,7 @@ def host_values(operand: Operand, fill: str, generator: np.random.Generator) -> 
     """An operand's values as numpy has them: inputs drawn, or made as the operand says; all else poisoned."""
     if operand.role != "input":
         return np.full(operand.shape, poison(operand), operand.dtype)
-    if operand.make is not None:
-        return np.asarray(operand.make(generator), operand.dtype).reshape(operand.shape)
-    if fill == "integer" or np.dtype(operand.dtype).kind != "f":
-        low, high = INTEGERS if np.dtype(operand.dtype).kind != "u" else (0, 1 << 8)
-        return generator.integers(low, high, operand.shape, endpoint=True).astype(operand.dtype)
-    return generator.standard_normal(operand.shape, dtype=np.float32).astype(operand.dtype)
+    return host_input(operand, fill, generator)
 
 
 def wide(values: np.ndarray) -> np.ndarray:
@@ -157,13 +134,6 @@ def differs(found: np.ndarray, right: Any) -> np.ndarray:
         return ~(found == right)
     bits = (1 << 8 * found.dtype.itemsize) - 1 if found.dtype.itemsize < 8 else -1
     return np.asarray((wide(found) & bits) != (right.astype(np.int64) & bits))
-
-
-def cycles_per_unit(values: np.ndarray, work: Work) -> float:
-    """The launch's figure of a `cycles` operand, shape (CTAs, warps): a CTA takes as long as its slowest warp, and the
-    launch as its middle CTA does.
-    """
-    return float(np.median(values.reshape(len(values), -1).max(axis=1))) / work.units
 
 
 def of(experiment: Experiment) -> Workload:
