@@ -108,6 +108,7 @@ include: "workflow/rules/report.smk"
 onstart:
     check_executor()
     unlimit_rate()
+    measure_forced()
 
 
 onsuccess:

@@ -319,3 +319,25 @@ def test_ended_run_frees_the_gpu_and_resumes_without_handwork(checkout, sent):
     assert again.of("sweep") == [S1] and again.rules <= {"clock", "sweep"}
     frame = schemas.read_csv("sweep", checkout.csv("sweep", S1))
     assert set(frame[["m", "n", "k"]].itertuples(index=False, name=None)) == set(SHAPES)
+
+
+def test_an_edit_that_changes_no_code_builds_again_and_measures_nothing_again(checkout):
+    """A comment in a header; one instruction of S1; and what is asked for by name is measured whatever its code."""
+    csvs = [path for kind in MEASURING for path in (checkout.live / "csv" / kind).rglob("*.*")]
+    kept = {path: path.read_bytes() for path in csvs}
+    before = len(checkout.measured)
+    checkout.edit("kernels/swizzle.cuh", "//", "// Here,")
+    result = checkout.snakemake("--cores", "2", "all")
+    assert result.code == 0, result.text
+    assert result.of("build") == sorted(RUNGS) and set(result.of("sweep")) == set(RUNGS)
+    assert len(checkout.measured) == before, "the jobs found their results standing"
+    assert {path: path.read_bytes() for path in csvs} == kept
+    assert NOTHING in checkout.planned("all").text
+    checkout.edit("kernels/swizzle.cuh", "row & 7;", "row & 6;")
+    result = checkout.snakemake("--cores", "2", "sweeps")
+    assert result.code == 0, result.text
+    again = set(checkout.measured[before:])
+    assert again and all(S1 in line for line in again), again
+    before = len(checkout.measured)
+    forced = checkout.snakemake("--cores", "2", "-R", "sweep", "--until", "sweep", "sweeps")
+    assert forced.code == 0 and len(checkout.measured) > before, forced.text

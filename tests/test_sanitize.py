@@ -297,7 +297,7 @@ def test_what_was_found_is_recorded_beside_the_sweeps_traced_and_stale(sanitized
     assert early.code == 1 and f"is not of a binary that results/recorded/{swept.live.name} holds" in early.text
     assert swept.rungs("record", "results/h200").code == 0
     later = swept.rungs("record", "results/apart")
-    assert later.code == 0 and later.text.startswith("Recorded 4 CSVs of Compute Sanitizer in results/recorded/h200")
+    assert later.code == 0 and "\nRecorded 4 CSVs of Compute Sanitizer in results/recorded/h200:" in later.text
     target = swept.repo / "results" / "recorded" / "h200"
     assert ResultsSet(target).jobs("sanitize", "gemm") == sorted(RUNGS)
     # With sweeps beside them they go the usual way.

@@ -14,7 +14,7 @@ from rungs import build, folder, settings
 from rungs.errors import RungsError
 from rungs.files import ROOT, module_hash
 from rungs.protocol import protocol_hash
-from rungs.results import ResultsSet
+from rungs.results import AGAIN, ResultsSet
 from rungs.variants import GEMM, load_device, load_experiment
 
 settings.export_package(PACKAGE)
@@ -592,6 +592,12 @@ def check_executor():
     else:
         return
     stop(f"{sentence}.")
+
+
+def measure_forced():
+    """What is asked for by force (-F, -R) is measured again, also where its machine code is that of the result that is there."""
+    if workflow.dag_settings.forceall or workflow.dag_settings.forcerun:
+        os.environ[AGAIN] = "1"
 
 
 def release_clocks():

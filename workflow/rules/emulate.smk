@@ -4,8 +4,8 @@ rule emulate:
         manifest=manifest_of("{variant}"),
         ptx=manifest_of("{variant}").removesuffix(".json") + ".ptx",
     output:
-        csv=ensure("results/{emulated}/csv/emulate/{experiment}/{variant}.csv", non_empty=True),
-        manifest="results/{emulated}/csv/emulate/{experiment}/{variant}.json",
+        csv=update(ensure("results/{emulated}/csv/emulate/{experiment}/{variant}.csv", non_empty=True)),
+        manifest=update("results/{emulated}/csv/emulate/{experiment}/{variant}.json"),
     log:
         "logs/{emulated}/emulate/{experiment}/{variant}.log",
     conda:

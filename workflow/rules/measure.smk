@@ -1,3 +1,5 @@
+# The outputs of what measures, counts or emulates are `update`: the job finds what was there, and keeps it where a kernel's text has
+# changed and its machine code has not. A file that was deleted is made again.
 rule clock:
     """Decide clock mode and MHz for one job; the job itself locks, restores and copies this record."""
     output:
@@ -28,8 +30,8 @@ rule sweep:
         stamp=binary(build.STAMP),
         clock="results/{live}/clock/sweep/{experiment}/{variant}.json",
     output:
-        csv=ensure("results/{live}/csv/sweep/{experiment}/{variant}.csv", non_empty=True),
-        manifest="results/{live}/csv/sweep/{experiment}/{variant}.json",
+        csv=update(ensure("results/{live}/csv/sweep/{experiment}/{variant}.csv", non_empty=True)),
+        manifest=update("results/{live}/csv/sweep/{experiment}/{variant}.json"),
     log:
         "logs/{live}/sweep/{experiment}/{variant}.log",
     conda:
@@ -65,8 +67,8 @@ rule floor:
             f"{run.experiments[wildcards.experiment].floor_variant.name}.json"
         ),
     output:
-        csv=ensure("results/{live}/csv/floor/{experiment}/{job}.csv", non_empty=True),
-        manifest="results/{live}/csv/floor/{experiment}/{job}.json",
+        csv=update(ensure("results/{live}/csv/floor/{experiment}/{job}.csv", non_empty=True)),
+        manifest=update("results/{live}/csv/floor/{experiment}/{job}.json"),
     log:
         "logs/{live}/floor/{experiment}/{job}.log",
     conda:

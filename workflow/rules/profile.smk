@@ -5,8 +5,8 @@ rule profile:
         metrics=own("config/ncu_metrics.csv"),
         clock="results/{live}/clock/profile/{experiment}/{variant}.json",
     output:
-        csv=ensure("results/{live}/csv/profile/{experiment}/{variant}.csv", non_empty=True),
-        manifest="results/{live}/csv/profile/{experiment}/{variant}.json",
+        csv=update(ensure("results/{live}/csv/profile/{experiment}/{variant}.csv", non_empty=True)),
+        manifest=update("results/{live}/csv/profile/{experiment}/{variant}.json"),
     log:
         "logs/{live}/profile/{experiment}/{variant}.log",
     conda:

@@ -3,8 +3,8 @@ rule sanitize:
     input:
         binary=BINARY,
     output:
-        csv=ensure("results/{live}/csv/sanitize/{experiment}/{variant}.csv", non_empty=True),
-        manifest="results/{live}/csv/sanitize/{experiment}/{variant}.json",
+        csv=update(ensure("results/{live}/csv/sanitize/{experiment}/{variant}.csv", non_empty=True)),
+        manifest=update("results/{live}/csv/sanitize/{experiment}/{variant}.json"),
     log:
         "logs/{live}/sanitize/{experiment}/{variant}.log",
     conda:

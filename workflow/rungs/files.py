@@ -73,12 +73,14 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """A JSON object, or one sentence that says what is wrong with the file."""
-    return read_json_and_hash(path)[0]
+def read_json(path: str | os.PathLike[str], fix: str = "delete it and run again") -> dict[str, Any]:
+    """A JSON object, or one sentence that says what is wrong with the file and ends in the fix."""
+    return read_json_and_hash(path, fix)[0]
 
 
-def read_json_and_hash(path: str | os.PathLike[str]) -> tuple[dict[str, Any], str]:
+def read_json_and_hash(
+    path: str | os.PathLike[str], fix: str = "delete it and run again"
+) -> tuple[dict[str, Any], str]:
     """`read_json`, and the hash of the file that was read."""
     try:
         data = Path(path).read_bytes()
@@ -86,9 +88,9 @@ def read_json_and_hash(path: str | os.PathLike[str]) -> tuple[dict[str, Any], st
     except FileNotFoundError:
         raise RungsError(f"{path} does not exist: run the rule that makes it.") from None
     except (OSError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise RungsError(f"{path} is not readable JSON ({error}): delete it and run again.") from None
+        raise RungsError(f"{path} is not readable JSON ({error}): {fix}.") from None
     if not isinstance(value, dict):
-        raise RungsError(f"{path} holds a {type(value).__name__} where an object is expected: delete it and run again.")
+        raise RungsError(f"{path} holds a {type(value).__name__} where an object is expected: {fix}.")
     return value, sha256_bytes(data)
 
 

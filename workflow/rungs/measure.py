@@ -25,6 +25,7 @@ from rungs.binary import load_binary, made_as
 from rungs.errors import Refused
 from rungs.files import ROOT, read_json, sha256_file, write_json
 from rungs.plan import check_point
+from rungs.results import stands
 from rungs.sampler import UNREADABLE, Sampler
 from rungs.variants import GEMM, Device, Experiment, Variant, load_device, load_experiment
 
@@ -418,6 +419,29 @@ def supervise(
             binaries[name] = load_binary(experiment, path)
         except Refused as refusal:
             excluded[name] = (refusal.status, str(refusal))
+    timed, dtype = _timed(experiment), "bfloat16" if experiment.workload == GEMM else "float32"
+    head: dict[str, Any] = {
+        "kind": "sweep",
+        "run_id": run_id,
+        "experiment": experiment.name,
+        "variant": rung.name,
+        "rungs": experiment.rung_names(rung),
+        "arch": arch,
+        "arms": {name: binary.provenance(experiment, shapes) for name, binary in binaries.items()},
+        **({"stamp": made_as(schemas.read_manifest(stamp))} if timed else {}),
+        "not_timed": {name: reason for name, (_, reason) in excluded.items()},
+        "control": {"name": _control(experiment) or "none", "dtype": dtype}
+        | ({"layout": "NT"} if experiment.workload == GEMM else {}),
+        "dtype": dtype,
+        "fill": "normal" if timed else "integer",
+        "l2": settings.l2,
+        "gpu": gpu.as_json(),
+        "clock": dict(clock_record),
+        "protocol": settings.as_json(),
+    }
+    if stands(output, head):
+        print(f"{rung.name}: kept, since machine code, launches and protocol are those that were measured.", flush=True)
+        return
     if rung.name in excluded:
         parts = [failed(*excluded[rung.name]) for _ in shapes]
         session: dict[str, Any] = {}
@@ -444,27 +468,12 @@ def supervise(
                 unlocked = clock.release_left(gpu) if clock_record["mode"] == "lock" else None
             if unlocked is not None and session.get("clock", {}).get("mode") == "lock":
                 session["clock"]["restored"] = unlocked
-    timed, dtype = _timed(experiment), "bfloat16" if experiment.workload == GEMM else "float32"
     at = [dict(zip(experiment.axis_names, shape, strict=True)) for shape in shapes]
     rows = [row for where, part in zip(at, parts, strict=True) for row in _rows(run_id, rung, where, part, timed)]
-    manifest: dict[str, Any] = {
-        "kind": "sweep",
-        "run_id": run_id,
-        "experiment": experiment.name,
-        "variant": rung.name,
-        "rungs": experiment.rung_names(rung),
-        "arch": arch,
-        "arms": {name: binary.provenance(experiment, shapes) for name, binary in binaries.items()},
-        **({"stamp": made_as(schemas.read_manifest(stamp))} if timed else {}),
-        "not_timed": {name: reason for name, (_, reason) in excluded.items()},
-        "control": {"name": _control(experiment) or "none", "dtype": dtype}
-        | ({"layout": "NT"} if experiment.workload == GEMM else {}),
-        "dtype": dtype,
-        "fill": "normal" if timed else "integer",
-        "l2": settings.l2,
-        "gpu": {**gpu.as_json(), **{key: session.get(key) for key in ("sms", "l2_bytes", "dram_gb_per_s")}},
-        "clock": session.get("clock", dict(clock_record)),
-        "protocol": settings.as_json(),
+    manifest = {
+        **head,
+        "gpu": head["gpu"] | {key: session.get(key) for key in ("sms", "l2_bytes", "dram_gb_per_s")},
+        "clock": session.get("clock", head["clock"]),
         "software": software(session),
         **({"descriptor_us": session["descriptor_us"]} if "descriptor_us" in session else {}),
         "measured_at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

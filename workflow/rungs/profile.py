@@ -29,6 +29,7 @@ from rungs.binary import load_binary
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT
 from rungs.plan import check_point
+from rungs.results import stands
 from rungs.variants import CONFIG, GEMM, Device, Experiment, Variant
 
 METRICS = CONFIG / "ncu_metrics.csv"
@@ -378,10 +379,36 @@ def profile(
         tool = find_ncu(ncu)
     except RungsError as error:
         failure = failure or (NOT_RUN, str(error))
+    record = _counting_clock(clock_record, gpu)
+    head: dict[str, Any] = {
+        "kind": "profile",
+        "run_id": run_id,
+        "experiment": experiment.name,
+        "variant": variant.name,
+        "rungs": experiment.rung_names(variant),
+        "arch": arch,
+        "binary": provenance,
+        "shapes": [list(shape) for shape in shapes],
+        "dtype": "bfloat16" if experiment.workload == GEMM else "float32",
+        "fill": "normal",
+        "l2": l2,
+        "gpu": gpu.as_json(),
+        "clock": record,
+        "ncu": {
+            "version": ncu_version(tool) if tool else "",
+            "clock_control": "none",
+            "cache_control": CACHE_CONTROL[l2],
+            "kernel": experiment.entry,
+            "launch_skip": LAUNCH_SKIP,
+            "metrics": [metric.metric for metric in metrics if metric.on_chip],
+        },
+    }
+    if stands(output, head):
+        print(f"{variant.name}: kept, since machine code and launches are those that were counted.", flush=True)
+        return
     start = [*(child or (sys.executable, "-m", "rungs", "launch")), "--experiment", experiment.name, "--arch", arch]
     start += ["--gpu", gpu.uuid, "--manifest", str(manifest_path.resolve())]
     rows = []
-    record = _counting_clock(clock_record, gpu)
     with contextlib.ExitStack() as stack:
         if not failure:
             try:
@@ -412,27 +439,8 @@ def profile(
             common |= zip(experiment.axis_names, shape, strict=True)
             rows += [common | cell._asdict() for cell in counted]
     manifest = {
-        "kind": "profile",
-        "run_id": run_id,
-        "experiment": experiment.name,
-        "variant": variant.name,
-        "rungs": experiment.rung_names(variant),
-        "arch": arch,
-        "binary": provenance,
-        "shapes": [list(shape) for shape in shapes],
-        "dtype": "bfloat16" if experiment.workload == GEMM else "float32",
-        "fill": "normal",
-        "l2": l2,
-        "gpu": gpu.as_json(),
+        **head,
         "clock": record,
-        "ncu": {
-            "version": ncu_version(tool) if tool else "",
-            "clock_control": "none",
-            "cache_control": CACHE_CONTROL[l2],
-            "kernel": experiment.entry,
-            "launch_skip": LAUNCH_SKIP,
-            "metrics": [metric.metric for metric in metrics if metric.on_chip],
-        },
         "software": measure.software({}),
         "measured_at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }

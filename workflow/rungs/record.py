@@ -12,13 +12,10 @@ from typing import Any
 from rungs import aggregate, boards, build, effects, schemas
 from rungs.errors import RungsError
 from rungs.files import sha256_bytes
-from rungs.results import COLD, INSPECT, KINDS, RECORDED, Job, ResultsSet, write_recorded
+from rungs.results import COLD, INSPECT, KINDS, RECORDED, Job, ResultsSet, measured, write_recorded
 from rungs.staleness import stale
 from rungs.variants import Experiment, load_experiment
 
-RECORDABLE = {"sanitize": ("ok", "found", "not on this chip")}
-"""Statuses that may be published; of the other kinds what is measured. What a tool found is a result, and its page says so."""
-MEASURED = ("ok", "flagged", "not on this chip")
 ADDED = {"profile": "Nsight Compute", "sanitize": "Compute Sanitizer"}
 """Kinds that say nothing of time and may be added to the recorded sweeps of the same binaries -> what made them."""
 
@@ -85,7 +82,7 @@ def _publishable(live: ResultsSet, experiment: Experiment, kind: str, name: str,
     if not job.intact:
         raise RungsError(f"{job.where} is not the file of its manifest (another hash): delete it and measure again.")
     failed = job.frame(schema_of(experiment, kind))
-    failed = failed[~failed["status"].isin(RECORDABLE.get(kind, MEASURED))]
+    failed = failed[~failed["status"].isin(measured(kind))]
     if gaps:
         failed = failed[failed["status"] == "wrong"]
     if len(failed):

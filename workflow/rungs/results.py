@@ -10,15 +10,18 @@ import contextlib
 import functools
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Container, Iterator, Mapping, Sequence
+from csv import DictReader
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from rungs import schemas
 from rungs.errors import RungsError
-from rungs.files import read_json, sha256_bytes, whole
+from rungs.files import read_json, sha256_bytes, sha256_file, whole
 
 RECORDED = Path("results/recorded")
 COLD = "-cold"
@@ -31,6 +34,10 @@ TABLE = ".csv.gz"
 CONSTANT = ("run_id", "experiment", "variant", "arch")
 """Leading columns of a job's CSV that its manifest has too: a recorded table leaves them out."""
 RESTORE = "restore it from version control"
+MEASURED = {"sanitize": ("ok", "found", "not on this chip")}
+"""Kind -> statuses of rows that say something of the variant; what a sanitizer found does. `measured` has those of other kinds."""
+AGAIN = "RUNGS_AGAIN"
+"""Environment variable with which a job measures again even where the result that is there stands."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +194,61 @@ def recorded_sets() -> list[Path]:
     return sorted(path for path in RECORDED.glob("*") if (path / "csv").is_dir())
 
 
+# ---- a result that stands --------------------------------------------------------------------------------------------
+
+
+def measured(kind: str) -> tuple[str, ...]:
+    """Return the statuses of rows that are no failure."""
+    return MEASURED.get(kind, ("ok", "flagged", "not on this chip"))
+
+
+def stands(csv: Path, manifest: Mapping[str, Any]) -> bool:
+    """Return whether the result at `csv` is of the job that this manifest begins to describe, and no row of it failed.
+
+    Then only the text of a kernel has changed since: the machine code, the launches and all else that decides are the same. The
+    file's date is made today's, since Snakemake asked for it.
+    """
+    beside = csv.with_suffix(".json")
+    if os.environ.get(AGAIN) or not (csv.is_file() and beside.is_file()):
+        return False
+    try:
+        there, rows = schemas.read_manifest(beside), csv.read_text(encoding="utf-8")
+    except (RungsError, OSError, UnicodeDecodeError):
+        return False
+    if sha256_file(csv) != there["csv_sha256"] or _decisive(there) != _decisive(manifest):
+        return False
+    if not {row["status"] for row in DictReader(StringIO(rows))} <= set(measured(there["kind"])):
+        return False
+    for path in (csv, beside):
+        os.utime(path)
+    return True
+
+
+def _decisive(manifest: Mapping[str, Any]) -> list[Any]:
+    """Return what decides a job's result: machine code and launches in place of builds, and nothing that it only found out."""
+    binaries = manifest.get("arms") or {"": manifest["binary"]}
+    code = {
+        arm: [binary.get(key) for key in ("variant", "code_hash", "launch_hash")] for arm, binary in binaries.items()
+    }
+    stamp, gpu, clock = (manifest.get(key, {}) for key in ("stamp", "gpu", "clock"))
+    asked = [clock.get(key) for key in ("mode", "asked", "requested_mhz")]
+    keys = (
+        "kind",
+        "arch",
+        "fill",
+        "l2",
+        "control",
+        "not_timed",
+        "protocol",
+        "ncu",
+        "sanitizer",
+        "problem",
+        "modules",
+        "checks",
+    )
+    return [code, stamp.get("code_hash"), gpu.get("uuid"), asked, *(manifest.get(key) for key in keys)]
+
+
 # ---- recorded tables -------------------------------------------------------------------------------------------------
 
 
@@ -281,7 +343,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=64)
 def _read_manifests(path: Path, _at: tuple[int, int]) -> tuple[list[str], Mapping[str, dict[str, Any]]]:
-    value = read_json(path)
+    value = read_json(path, RESTORE)
     constant, common, jobs = (value.get(key) for key in ("constant", "common", "jobs"))
     if not (isinstance(constant, list) and isinstance(common, dict) and isinstance(jobs, dict) and jobs):
         raise RungsError(f"{path} is no manifest file of a recorded set: {RESTORE}.")

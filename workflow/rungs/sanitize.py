@@ -26,6 +26,7 @@ from rungs.binary import load_binary
 from rungs.emulator.device import small_problem
 from rungs.errors import Refused, RungsError
 from rungs.profile import CRASHED, NOT_RUN, PERMISSION, TIME_LIMIT
+from rungs.results import stands
 from rungs.variants import Experiment, Variant
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -255,6 +256,21 @@ def sanitize(
         if provenance == {"variant": variant.name}:
             raise
         failure = NOT_RUN, str(error)
+    head: dict[str, Any] = {
+        "kind": "sanitize",
+        "run_id": run_id,
+        "experiment": experiment.name,
+        "variant": variant.name,
+        "rungs": experiment.rung_names(variant),
+        "arch": arch,
+        "binary": provenance,
+        "gpu": gpu.as_json(),
+        "sanitizer": described(sanitizer, time_limit_s),
+        "problem": {"shape": list(shape), "sms": sms, "launches": 1},
+    }
+    if stands(output, head):
+        print(f"{variant.name}: kept, since machine code and launch are those that were looked at.", flush=True)
+        return
     argv = [*(child or (sys.executable, "-m", "rungs", "launch")), "--experiment", experiment.name, "--arch", arch]
     argv += ["--gpu", gpu.uuid, "--manifest", str(manifest_path.resolve()), "--shape", ",".join(map(str, shape))]
     argv += ["--launches", "1", "--instrumented", *(["--sms", str(sms)] if sms else [])]
@@ -281,17 +297,8 @@ def sanitize(
         rows.append({**common, **cells, **outcome._asdict()})
         print(f"{variant.name} under {tool}: {outcome.reason or outcome.status}", flush=True)
     manifest = {
-        "kind": "sanitize",
-        "run_id": run_id,
-        "experiment": experiment.name,
-        "variant": variant.name,
-        "rungs": experiment.rung_names(variant),
-        "arch": arch,
-        "binary": provenance,
-        "gpu": gpu.as_json(),
-        "sanitizer": described(sanitizer, time_limit_s),
+        **head,
         "attempts": {ALONE: attempts},
-        "problem": {"shape": list(shape), "sms": sms, "launches": 1},
         "software": measure.software({}),
         "measured_at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }

@@ -139,7 +139,7 @@ def _compiled(unknown: Mapping[str, tuple[str, str, Mapping[str, str]]]) -> dict
     """Compile the variants of these build ids, a core each, and return build id -> code hash."""
     if not unknown:
         return {}
-    many = f"{len(unknown)} variants have" if len(unknown) > 1 else "1 variant has"
+    many = f"{len(unknown)} binaries have" if len(unknown) > 1 else "1 binary has"
     print(f"rungs: {many} another source than was recorded: compiling to compare the machine code.", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="rungs-code-") as folder, ThreadPoolExecutor(os.cpu_count()) as cores:
         found = cores.map(lambda each: _compile(Path(folder), *each), unknown.values())

@@ -14,7 +14,8 @@ from rungs.emulator.parser import EmulationError
 from rungs.emulator.problem import Outcome
 from rungs.errors import Refused, RungsError
 from rungs.files import sha256_file, sha256_json, syntax_hash
-from rungs.plan import check_point
+from rungs.plan import check_point, launch_hash
+from rungs.results import stands
 from rungs.variants import GEMM, Experiment, Variant, ctas_along_k, load_device
 
 Shape = tuple[int, ...]
@@ -60,21 +61,10 @@ def emulate(
     small, sms = small_problem(experiment, variant, arch)
     if experiment.workload != GEMM:
         shapes = workloads.of(experiment).emulated_points(experiment, variant, load_device(arch))
-    failure: tuple[str, str] | None = None
-    rows: list[dict[str, Any]] = []
-    ptx = manifest_path.with_suffix(".ptx")
-    if built["status"] != "ok":
-        failure = built["status"], built["reason"]
-    elif sha256_file(ptx) != built["ptx_sha256"]:
-        raise RungsError(f"{ptx} is not the PTX of {manifest_path}: delete its folder and build it again.")
-    else:
-        rows, failure = check(experiment, variant, arch, ptx, small, sms)
-    ran: dict[tuple, Counts] = {}
-    for shape in shapes:
-        rows += count(experiment, variant, arch, ptx, shape, failure, ran)
     binary = {"variant": variant.name}
     if built["status"] == "ok":
-        binary = {**made_as(built), "ptx_sha256": built["ptx_sha256"]}
+        launches = launch_hash(experiment, variant, load_device(arch), shapes)
+        binary = {**made_as(built), "ptx_sha256": built["ptx_sha256"], "launch_hash": launches}
     job = {
         "source": "emulator",
         "experiment": experiment.name,
@@ -95,6 +85,21 @@ def emulate(
         "compiler": built.get("compiler", {}),
         "software": measure.software({}),
     }
+    if stands(output, manifest):
+        print(f"{variant.name}: kept, since machine code and emulator are those that counted.")
+        return
+    failure: tuple[str, str] | None = None
+    rows: list[dict[str, Any]] = []
+    ptx = manifest_path.with_suffix(".ptx")
+    if built["status"] != "ok":
+        failure = built["status"], built["reason"]
+    elif sha256_file(ptx) != built["ptx_sha256"]:
+        raise RungsError(f"{ptx} is not the PTX of {manifest_path}: delete its folder and build it again.")
+    else:
+        rows, failure = check(experiment, variant, arch, ptx, small, sms)
+    ran: dict[tuple, Counts] = {}
+    for shape in shapes:
+        rows += count(experiment, variant, arch, ptx, shape, failure, ran)
     measure.write_result(kind, [{"run_id": run_id} | row for row in rows], manifest, output)
     print(
         f"{variant.name}: {f'{failure[0]}: {failure[1]}' if failure else f'right, and counted at {len(shapes)} shapes'}"
