@@ -58,10 +58,13 @@ class Level:
 
 @dataclass(frozen=True)
 class Factor:
+    """`default` is the level that a variant has where its name leaves the factor out; None where every name holds the factor."""
+
     name: str
     macro: str
     title: str
     levels: Mapping[int, Level]
+    default: int | None = None
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,8 @@ class Experiment:
     def variant(self, name: str) -> Variant:
         """The variant of that name; a rung's name (`B3`) serves too.
 
-        Raises RungsError for a name of another form, a level that does not exist or levels that exclude each other.
+        Raises RungsError for a name of another form, a level that does not exist, levels that exclude each other and a second
+        spelling of a name, for example one that spells a default out.
         """
         for ladder in self.ladders.values():
             if name in ladder.rungs:
@@ -231,10 +235,20 @@ class Experiment:
             raise RungsError(
                 f"{name!r} is no variant of {self.name}: a variant is named {self.pattern}, or is one of the rungs {rungs}."
             )
-        return self.assign({factor: int(value) for factor, value in match.groupdict().items()})
+        found = self.assign({factor: int(value) for factor, value in match.groupdict().items() if value is not None})
+        if found.name != name:
+            raise RungsError(
+                f"{name!r} is a second spelling of {found.name}, and a binary goes by one name, which leaves out default levels and"
+                f" leading zeros: write {found.name}."
+            )
+        return found
 
     def assign(self, levels: Mapping[str, int]) -> Variant:
-        """The variant with these levels, each checked against the factor and against what it requires."""
+        """The variant with these levels, each checked against the factor and against what it requires.
+
+        A factor that is left out has its default level.
+        """
+        levels = {**self.defaults, **levels}
         unknown = sorted(set(levels) - set(self.factors))
         missing = sorted(set(self.factors) - set(levels))
         if unknown or missing:
@@ -254,7 +268,31 @@ class Experiment:
                         f" {', '.join(map(str, allowed))}, not {levels[other]}: change one of the two."
                     )
         ordered = tuple((name, levels[name]) for name in self.factors)
-        return Variant(self.name, self.pattern.format(**dict(ordered)), ordered)
+        return Variant(self.name, self._name(dict(ordered)), ordered)
+
+    @property
+    def defaults(self) -> dict[str, int]:
+        """Factor -> its default level, of the factors that have one."""
+        return {name: factor.default for name, factor in self.factors.items() if factor.default is not None}
+
+    def _name(self, levels: Mapping[str, int]) -> str:
+        """The pattern with these levels, without the parts whose factor is at its default."""
+        pattern = OPTIONAL.sub(
+            lambda part: "" if levels[part["factor"]] == self.defaults[part["factor"]] else part["text"], self.pattern
+        )
+        return pattern.format(**levels)
+
+    def name_regex(self) -> str:
+        """A regular expression of its variants' names for a wildcard: the levels of each factor, in any combination. It captures no
+        group, and is short where a list of 2,000 names would be 40 kB in every path that Snakemake makes.
+        """
+
+        def numbers(match: re.Match[str]) -> str:
+            factor = self.factors[match[1]]
+            spelled = [str(level) for level in factor.levels if level != factor.default]
+            return f"(?:{'|'.join(spelled) or '(?!)'})"
+
+        return re.sub(r"\(\?P<(\w+)>\\d\+\)", numbers, _regex(self.pattern))
 
     def values(self, variant: Variant) -> dict[str, int]:
         """Every -D macro of the variant that does not depend on the architecture: what plan and kernel share."""
@@ -354,10 +392,20 @@ class Experiment:
         return ", ".join(f"{axis.title} {axis.label(value)}" for axis, value in named)
 
 
+OPTIONAL = re.compile(r"\[(?P<text>[^][]*\{(?P<factor>\w+)\}[^][]*)\]")
+"""The part of a pattern that a name leaves out where its factor is at its default: `[_x{sums}]`."""
+
+
+def _optional(pattern: str) -> list[tuple[str, str]]:
+    """(text, factor) of each part of a pattern that may be left out."""
+    return [(part["text"], part["factor"]) for part in OPTIONAL.finditer(pattern)]
+
+
 @functools.cache
 def _regex(pattern: str) -> str:
-    """What the names of a pattern match, a group for each factor."""
-    return re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", re.escape(pattern))
+    """What the names of a pattern match, a group for each factor; what stands in brackets may be left out."""
+    text = re.escape(pattern).replace(r"\[", "(?:").replace(r"\]", ")?")
+    return re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", text)
 
 
 def experiment_names(folder: Path | None = None) -> list[str]:
@@ -369,7 +417,7 @@ def experiment_names(folder: Path | None = None) -> list[str]:
 def clash(experiments: Sequence[Experiment]) -> str:
     """What is wrong where two experiments can give one variant name, by which binaries are told apart; else empty."""
     for one, other in itertools.combinations(experiments, 2):
-        starts = [experiment.pattern.partition("{")[0] for experiment in (one, other)]
+        starts = [re.split(r"[{[]", experiment.pattern, maxsplit=1)[0] for experiment in (one, other)]
         if not (starts[0].startswith(starts[1]) or starts[1].startswith(starts[0])):
             continue
         names = {variant.name for variant in one.estimable()}
@@ -433,6 +481,7 @@ def parse_experiment(raw: Mapping) -> Experiment:
                 )
                 for value, level in factor["levels"].items()
             },
+            factor.get("default"),
         )
         for name, factor in raw["factors"].items()
     }
@@ -583,8 +632,8 @@ def _check_rung(experiment: Experiment, rung: str, who: str) -> None:
 
 
 def _check_pattern(experiment: Experiment) -> None:
-    """Each name is of one variant. Only where nothing but digits stands between two factors can it be of more."""
-    if not re.search(r"\}\d*\{", experiment.pattern):
+    """Each name is of one variant. Variants are looked through only where the pattern alone does not make sure of it."""
+    if _tells_apart(experiment.pattern):
         return
     owner: dict[str, Variant] = {}
     for variant in experiment.estimable():
@@ -595,11 +644,56 @@ def _check_pattern(experiment: Experiment) -> None:
                 f" put a letter or _ between the factors of variant_name {experiment.pattern}."
             )
         match = re.fullmatch(_regex(experiment.pattern), variant.name)
-        if match is None or {name: int(value) for name, value in match.groupdict().items()} != dict(variant.levels):
+        levels = {name: int(value) for name, value in match.groupdict().items() if value is not None} if match else {}
+        if {**experiment.defaults, **levels} != dict(variant.levels):
             raise RungsError(
                 f"Experiment {experiment.name}: the name {variant.name} does not say where one level ends and the next begins:"
                 f" put a letter or _ between the factors of variant_name {experiment.pattern}."
             )
+
+
+def _tells_apart(pattern: str) -> bool:
+    """Whether no two variants can share a name: something other than digits stands between two factors, whatever is left out,
+    and names that leave out different parts differ in more than numbers.
+    """
+    forms = [pattern]
+    for text, _ in _optional(pattern):
+        forms = [form.replace(f"[{text}]", kept) for form in forms for kept in (text, "")]
+    outlines = {re.sub(r"(\{\w+\}|\d)+", "0", form) for form in forms}
+    return len(outlines) == len(forms) and not any(re.search(r"\}\d*\{", form) for form in forms)
+
+
+def _check_brackets(where: str, pattern: str, factors: Mapping) -> None:
+    """The parts in square brackets are those of the factors that have a default level, one each, and do not hold each other."""
+    if re.search(r"\[[^]]*\[|^[^[]*\]|\][^[]*\]|\[[^]]*$", pattern):
+        raise RungsError(
+            f"{where}: the square brackets of variant_name {pattern} are nested or not closed: put each part that a name may"
+            " leave out in a pair of its own."
+        )
+    for part in re.findall(r"\[[^]]*\]", pattern):
+        if len(named := re.findall(r"\{(\w+)\}", part)) != 1:
+            raise RungsError(
+                f"{where}: {part} in variant_name holds {len(named)} factors: put exactly one into a pair of brackets."
+            )
+    optional = [factor for _, factor in _optional(pattern)]
+    for name, factor in factors.items():
+        default = factor.get("default")
+        if default is not None and default not in factor["levels"]:
+            raise RungsError(
+                f"{where}: the default of {name} is {default}, which is none of its levels {', '.join(map(str, factor['levels']))}."
+            )
+        if default is not None and name not in optional:
+            raise RungsError(
+                f"{where}: {name} has a default, which names leave out, so variant_name needs its part in square brackets, for"
+                f" example [_{name[0]}{{{name}}}]."
+            )
+        if default is None and name in optional:
+            raise RungsError(
+                f"{where}: variant_name has {name} in square brackets, and {name} has no default that a name could leave out:"
+                " give it one, or take the brackets away."
+            )
+    if not re.sub(r"\[[^]]*\]", "", pattern):
+        raise RungsError(f"{where}: variant_name {pattern} may leave out everything: put a word outside the brackets.")
 
 
 def _check_names(raw: Mapping) -> None:
@@ -615,6 +709,7 @@ def _check_names(raw: Mapping) -> None:
         )
     if sorted(named) != sorted(factors) or re.search(r"\{\{|\}\}", raw["variant_name"]):
         raise RungsError(f"{where}: variant_name must hold each factor once, {', '.join(f'{{{f}}}' for f in factors)}.")
+    _check_brackets(where, raw["variant_name"], factors)
     implied = {name: _implied(where, name, factor["levels"]) for name, factor in factors.items()}
     macros = [factor["macro"] for factor in factors.values()] + list(raw["constants"]) + ["CTAS_PER_SM"]
     macros += list(itertools.chain.from_iterable(implied.values()))
