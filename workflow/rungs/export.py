@@ -24,6 +24,7 @@ from rungs.variants import (
     Device,
     Experiment,
     Variant,
+    cluster_of,
     ctas_along_k,
     load_device,
     load_experiment,
@@ -297,7 +298,7 @@ def _launcher_words(experiment: Experiment, variant: Variant, device: Device, pr
 def _plan_words(experiment: Experiment, variant: Variant, device: Device, probed: Plan) -> dict[str, str]:
     """What stands in the header's `plan`."""
     values = experiment.values(variant)
-    along_m, along_n, _ = wgmma.cluster_of(values)
+    along_m, along_n, _ = cluster_of(values)
     cluster = probed.cluster[0]
     if (probed.grid[1:], probed.block[1:], probed.cluster[1:]) != ((1, 1),) * 3:
         raise _unknown_plan(variant, "a grid, a block or a cluster of more than one dimension")

@@ -25,12 +25,12 @@ PLANNED = {
     WGMMA: (
         *("TILE_M", "TILE_N", "TILE_K", "WARPGROUPS", "VARIANT_B_LAYOUT", "VARIANT_STAGES", "VARIANT_PRODUCER"),
         *("VARIANT_PERSISTENT", "CLUSTER_TILES_M", "CLUSTER_TILES_N", "VARIANT_C_SLOTS", "VARIANT_SPLIT_K"),
-        "VARIANT_DEPENDENT",
+        *("VARIANT_SUMS", "VARIANT_DEPENDENT"),
     ),
 }
 """What a GEMM multiplies with -> macros that the plan of its launch reads too."""
-THROUGH_L2 = 100
-"""Added to the CTAs along K of `VARIANT_SPLIT_K` where these are of several clusters, and their sums meet in L2."""
+MOST_OF_A_CLUSTER = 8
+"""CTAs of a cluster that every GPU with clusters launches; with more a launch needs an attribute of its own, and may not fit."""
 POSITIVE = re.compile(r"(TILE|WARP|RASTER)_|WARPGROUPS|CLUSTER_TILES|VARIANT_SPLIT_K")
 """Macros that are sizes or counts: a kernel or its plan divides by them."""
 NO_AXIS = ("only", "experiment", "rung", "m", "n", "k")
@@ -268,7 +268,10 @@ class Experiment:
                         f" {', '.join(map(str, allowed))}, not {levels[other]}: change one of the two."
                     )
         ordered = tuple((name, levels[name]) for name in self.factors)
-        return Variant(self.name, self._name(dict(ordered)), ordered)
+        variant = Variant(self.name, self._name(dict(ordered)), ordered)
+        if self.multiplies == WGMMA:
+            _check_cluster(variant.name, self.values(variant))
+        return variant
 
     @property
     def defaults(self) -> dict[str, int]:
@@ -598,7 +601,28 @@ def _check_bridge(experiment: Experiment) -> None:
 
 def ctas_along_k(values: Mapping[str, int]) -> int:
     """How many CTAs share the K of a tile, of any experiment's kernel: 1 where each has all of it."""
-    return values.get("VARIANT_SPLIT_K", 1) % THROUGH_L2
+    return values.get("VARIANT_SPLIT_K", 1)
+
+
+def cluster_of(values: Mapping[str, int]) -> tuple[int, int, int]:
+    """CTAs of a cluster along M, along N and along K of a tile, of a kernel that multiplies by wgmma."""
+    split = 1 if sums_through_l2(values) else ctas_along_k(values)
+    return values["CLUSTER_TILES_M"], values["CLUSTER_TILES_N"], split
+
+
+def sums_through_l2(values: Mapping[str, int]) -> bool:
+    """Whether the CTAs that share the K of a tile are of several clusters, and add up through L2."""
+    return values["VARIANT_SUMS"] == 1
+
+
+def _check_cluster(name: str, values: Mapping[str, int]) -> None:
+    """Raises RungsError where tiles and CTAs along K make a larger cluster than a GPU launches."""
+    along_m, along_n, split = cluster_of(values)
+    if (ctas := along_m * along_n * split) > MOST_OF_A_CLUSTER:
+        raise RungsError(
+            f"{name} would have clusters of {ctas} CTAs, {along_m} x {along_n} tiles times {split} along K, and a cluster has at most"
+            f" {MOST_OF_A_CLUSTER}: choose a smaller cluster, fewer CTAs along K or sums through L2."
+        )
 
 
 def _check_choice(experiment: Experiment) -> None:
@@ -818,11 +842,6 @@ def _check_positive(where: str, macros: Mapping[str, int]) -> None:
     for macro, value in macros.items():
         if POSITIVE.match(macro) and value < 1:
             raise RungsError(f"{where} gives {macro} the value {value}: it must be 1 or more.")
-        if macro == "VARIANT_SPLIT_K" and not (value < THROUGH_L2 or 2 <= value - THROUGH_L2 < THROUGH_L2):
-            raise RungsError(
-                f"{where} gives {macro} the value {value}: it is how many CTAs share the K of a tile, below {THROUGH_L2}, and where"
-                f" their sums meet in L2 {THROUGH_L2} more, from {THROUGH_L2 + 2} to {2 * THROUGH_L2 - 1}."
-            )
 
 
 def _implied(where: str, factor: str, levels: Mapping[int, Mapping]) -> set[str]:
