@@ -25,8 +25,8 @@ constexpr bool STAGED_C = VARIANT_C_SLOTS > 0;
 constexpr int C_SLOTS = STAGED_C ? VARIANT_C_SLOTS : 1;  // for each warpgroup that multiplies, of 64 x 64 elements
 constexpr int COLUMN_PARTS = BN / 64, PARTS = ROW_BLOCKS * COLUMN_PARTS;  // of a warpgroup's tile, a slot each
 
-// CTAs of a cluster take neighbouring tiles. Those that share the K of a tile are of the same cluster, or of several clusters
-// and add up through L2.
+// CTAs of a cluster take neighbouring tiles. Those that share the K of a tile are of the same cluster, or of several
+// clusters and add up through L2.
 constexpr unsigned CLUSTER_M = CLUSTER_TILES_M, CLUSTER_N = CLUSTER_TILES_N;
 constexpr unsigned SPLIT = VARIANT_SPLIT_K;
 constexpr bool SUMS_THROUGH_L2 = VARIANT_SUMS == 1;
@@ -36,7 +36,7 @@ constexpr unsigned CLUSTER = PLANE * (SUMS_IN_CLUSTER ? SPLIT : 1);
 constexpr unsigned SHARERS = CLUSTER_M + CLUSTER_N - 1;  // CTAs of a cluster that load into this one, itself included
 constexpr bool MULTICAST = PLANE > 1;
 
-// CTAs that share the K of a tile share out its columns to add them up: `first_chunk` is where the share of a CTA begins.
+// CTAs that share the K of a tile share out its columns to add them up; the share of a CTA begins at `first_chunk`.
 constexpr unsigned CHUNKS = BN / 8;  // of 8 columns
 constexpr unsigned MOST_CHUNKS = (CHUNKS + SPLIT - 1) / SPLIT;
 __device__ constexpr unsigned first_chunk(unsigned rank_k) { return rank_k * CHUNKS / SPLIT; }
@@ -64,7 +64,7 @@ struct alignas(1024) Shared {
   Stage stage[STAGES];
   unsigned char c[MULTIPLIERS][C_SLOTS][STAGED_C ? C_SLOT_BYTES : 0];
   float4 sums[SUMS_IN_CLUSTER ? SPLIT - 1 : 0][MOST_CHUNKS][ROW_BLOCKS][MULTIPLIERS * GROUP];  // from the other CTAs
-  unsigned long long full[STAGES];               // a K tile has landed
+  unsigned long long full[STAGES];                                                             // a K tile has landed
   unsigned long long empty[STAGES];              // every warp that multiplies it has read it, in all CTAs that share it
   unsigned long long received[SUMS_IN_CLUSTER];  // the sums of the other CTAs have arrived
 };

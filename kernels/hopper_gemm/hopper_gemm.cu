@@ -1,10 +1,11 @@
 // C[M][N] = A[M][K] * B, bf16 in, fp32 accumulate, bf16 out, by wgmma: A is M x K, B N x K or (B_LAYOUT 0) K x N, all
-// row-major. Any M; N and K multiples of 8. The copy engine fills what hangs over an edge of A or B with zeros, and leaves out
-// what hangs over an edge of C.
+// row-major. Any M; N and K multiples of 8. The copy engine fills what hangs over an edge of A or B with zeros, and
+// leaves out what hangs over an edge of C.
 //
-// A CTA computes a tile of C, and `MULTIPLIERS` warpgroups multiply it: together, or (ping-pong) a whole tile each, in turns.
+// A CTA computes a tile of C, and `MULTIPLIERS` warpgroups multiply it: together, or (ping-pong) a tile each in turns.
 #include "../cluster.cuh"
 #include "../copy_engine.cuh"
+#include "../dependent_launch.cuh"
 #include "../mma.cuh"
 #include "../swizzle.cuh"
 #include "../wgmma.cuh"
@@ -107,10 +108,10 @@ struct HopperGemm {
     }
   }
 
-  // ---- loads -----------------------------------------------------------------------------------------------------------
+  // ---- loads --------------------------------------------------------------------------------------------------------
 
-  // Loads K tile t. CTAs beside each other share their rows of A, those below each other their columns of B: each loads a slice
-  // into all that share it.
+  // Loads K tile t. CTAs beside each other share their rows of A, those below each other their columns of B: each loads
+  // a slice into all that share it.
   __device__ __forceinline__ void load(unsigned stage, unsigned t) {
     // A bit for the rank of each CTA that shares a slice: those beside each other are CLUSTER_M ranks apart.
     constexpr unsigned BELOW = (1 << CLUSTER_M) - 1, BESIDE = ((1 << PLANE) - 1) / BELOW;
@@ -137,7 +138,8 @@ struct HopperGemm {
     const unsigned nn = n0 + rank_m * SLICE;
     if constexpr (K_BY_N) {  // a row of 128 bytes is 64 columns
 #pragma unroll
-      for (unsigned chunk = 0; chunk < SLICE / 64; ++chunk) load_box_of_b(to + chunk * 64 * BK * 2, nn + 64 * chunk, kk, full, sharers);
+      for (unsigned chunk = 0; chunk < SLICE / 64; ++chunk)
+        load_box_of_b(to + chunk * 64 * BK * 2, nn + 64 * chunk, kk, full, sharers);
     } else {
       load_box_of_b(to, kk, nn, full, sharers);
     }
@@ -174,7 +176,7 @@ struct HopperGemm {
     }
   }
 
-  // ---- multiplication --------------------------------------------------------------------------------------------------
+  // ---- multiplication -----------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void multiply_and_store() {
     if constexpr (PINGPONG) {
@@ -186,7 +188,7 @@ struct HopperGemm {
     const unsigned step = PINGPONG ? 2 * tile_step : tile_step;
     for (unsigned tile = first_tile + (PINGPONG ? group * tile_step : 0); tile < rows * columns; tile += step) {
       Accumulator acc;
-      // The barriers of the ring tell odd rounds from even ones and no more, so a warpgroup waits at them only in its turn.
+      // The ring's barriers tell only odd rounds from even ones, so a warpgroup waits at them in its turn alone.
       if constexpr (PINGPONG) ptx::bar_sync(TURN + group, 2 * GROUP);
       multiply(acc, tile);
       store(acc);
@@ -238,7 +240,7 @@ struct HopperGemm {
     if (PRODUCER && PENDING > 0 && (SPLIT == 1 || k_tiles > 0)) release(before);
   }
 
-  // Without a producer warp 0 loads: at first as many K tiles as there are stages, later each stage anew once it was read.
+  // Without a producer warp 0 loads: first as many K tiles as there are stages, later each stage anew once it was read.
   __device__ __forceinline__ void load_first() {
     if (warp == 0 && ptx::elect_sync())
 #pragma unroll
@@ -270,8 +272,8 @@ struct HopperGemm {
     }
   }
 
-  // Says that this warp has read the stage: one lane tells each producer that loads into it, those below and above, then those
-  // beside.
+  // Says that this warp has read the stage: one lane tells each producer that loads into it, those below and above,
+  // then those beside.
   __device__ __forceinline__ void release(unsigned stage) {
     const unsigned empty = ptx::shared_address(&shared.empty[stage]);
     if constexpr (MULTICAST) {
@@ -284,7 +286,7 @@ struct HopperGemm {
     }
   }
 
-  // ---- C ---------------------------------------------------------------------------------------------------------------
+  // ---- C ------------------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void store(Accumulator& acc) {
     if constexpr (SUMS_THROUGH_L2)
@@ -316,8 +318,8 @@ struct HopperGemm {
       }
   }
 
-  // Stores chunks `first` to `end` straight from the fragments: a quad of lanes writes 16 consecutive bytes of a row, half a
-  // sector.
+  // Stores chunks `first` to `end` straight from the fragments: a quad of lanes writes 16 consecutive bytes of a row,
+  // half a sector.
   __device__ __forceinline__ void store_direct(const Accumulator& acc, unsigned first, unsigned end) {
     const unsigned row0 = m0 + first_row() + warp % GROUP_WARPS * 16 + lane / 4, column0 = n0 + lane % 4 * 2;
 #pragma unroll
@@ -336,9 +338,9 @@ struct HopperGemm {
   // Returns the first of the tile's rows that this warpgroup multiplies.
   __device__ __forceinline__ unsigned first_row() const { return PINGPONG ? 0 : group * ROWS; }
 
-  // Stores 64 x 64 elements at a time through slots of this warpgroup's own. The copy engine writes them while the next ones are
-  // laid out, and while the next tile is multiplied. With a slot for each part of a tile the warpgroup meets twice a tile, else
-  // twice for every `AT_ONCE` parts.
+  // Stores 64 x 64 elements at a time through slots of this warpgroup's own. The copy engine writes them while the next
+  // ones are laid out, and while the next tile is multiplied. With a slot for each part of a tile the warpgroup meets
+  // twice a tile, else twice for every `AT_ONCE` parts.
   __device__ __forceinline__ void store_staged(const Accumulator& acc) {
     constexpr int AT_ONCE = PARTS <= C_SLOTS ? PARTS : C_SLOTS > 2 ? 2 : 1;
     static_assert(PARTS % AT_ONCE == 0, "parts are laid out in whole groups");
@@ -372,8 +374,9 @@ struct HopperGemm {
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       const float* d = &acc[part / COLUMN_PARTS][32 * (part % COLUMN_PARTS) + 4 * j];
-      ptx::stmatrix_x4(row + chunk_offset<128, true>(lane % 16, j + lane / 16),
-                       {pack_bf16x2(d[0], d[1]), pack_bf16x2(d[2], d[3]), pack_bf16x2(d[4], d[5]), pack_bf16x2(d[6], d[7])});
+      ptx::stmatrix_x4(
+          row + chunk_offset<128, true>(lane % 16, j + lane / 16),
+          {pack_bf16x2(d[0], d[1]), pack_bf16x2(d[2], d[3]), pack_bf16x2(d[4], d[5]), pack_bf16x2(d[6], d[7])});
     }
   }
 
@@ -383,8 +386,8 @@ struct HopperGemm {
   }
 };
 
-// grid = the tiles of C times the CTAs that share one, or as many CTAs as fit at once, in whole clusters; block = THREADS;
-// dynamic shared memory >= sizeof(Shared); C is M x N row-major bf16. Only where sums go through L2 there is a workspace.
+// grid = the tiles of C times the CTAs that share one, or as many CTAs as fit at once, in whole clusters; block =
+// THREADS; dynamic shared memory >= sizeof(Shared); C is M x N row-major bf16. Only sums through L2 take a workspace.
 #if VARIANT_SUMS == 0
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     hopper_gemm(const __grid_constant__ ptx::TensorMap a, const __grid_constant__ ptx::TensorMap b,

@@ -1,8 +1,9 @@
 // How CTAs that share the K of a tile add up what each has of it.
 //
-// Each CTA adds up some of the tile's columns. It sends the others its sums of theirs, and adds what they send to its own, over
-// the CTAs in their order, so that the result has the same bits each time. Two ways to send: `ThroughCluster`, into the shared
-// memory of CTAs of the same cluster, and `ThroughL2`, by global memory that stays in L2 as long as it fits.
+// Each CTA adds up some of the tile's columns. It sends the others its sums of theirs, and adds what they send to its
+// own, over the CTAs in their order, so that the result has the same bits each time. Two ways to send:
+// `ThroughCluster`, into the shared memory of CTAs of the same cluster, and `ThroughL2`, by global memory that stays in
+// L2 as long as it fits.
 #pragma once
 
 #include "../cluster.cuh"
@@ -38,7 +39,7 @@ struct ThroughCluster {
 
   // No CTA ends before it has received, so that all that is sent to it finds it there.
   __device__ __forceinline__ void meet() const {
-    while (!ptx::mbarrier_try_wait_parity_cluster(received(), 0)) {
+    while (!ptx::mbarrier_try_wait_parity<ptx::WholeCluster>(received(), 0)) {
     }
   }
 
@@ -50,9 +51,9 @@ struct ThroughCluster {
 // What the CTAs of one tile send each other: for CTA, from CTA.
 using TileSums = float4[SPLIT][SPLIT - 1][MOST_CHUNKS][ROW_BLOCKS][MULTIPLIERS * GROUP];
 
-// Global memory of the launch's own: 32 counters for each tile, one for each warp, and behind all of them the sums of each tile.
-// The counters are zeros before the first launch; after each launch they all have the same highest bit and no other. Launches
-// that run at the same time must not share it.
+// Global memory of the launch's own: 32 counters for each tile, one for each warp, and behind all of them the sums of
+// each tile. The counters are zeros before the first launch; after each launch they all have the same highest bit and
+// no other. Launches that run at the same time must not share it.
 using Workspace = ptx::u32;
 constexpr unsigned COUNTERS = 32;
 
@@ -73,9 +74,10 @@ struct ThroughL2 {
     __syncwarp();
   }
 
-  // One thread of each of SPLIT warps: returns when all are here, and what all wrote before is visible. The arrivals of a round
-  // add up to the highest bit, as in the grid barrier of CUDA's cooperative groups, so nobody has to reset the counter. The wait
-  // ends although nothing makes the other CTAs run: CTAs start in the order of their indices, and a tile's are consecutive.
+  // One thread of each of SPLIT warps: returns when all are here, and what all wrote before is visible. The arrivals of
+  // a round add up to the highest bit, as in the grid barrier of CUDA's cooperative groups, so nobody has to reset the
+  // counter. The wait ends although nothing makes the other CTAs run: CTAs start in the order of their indices, and a
+  // tile's are consecutive.
   __device__ __forceinline__ void meet_warps(ptx::u32* arrived) const {
     constexpr ptx::u32 ROUND = 1u << 31;
     const ptx::u32 before = ptx::atom_add_release_gpu(arrived, rank_k == 0 ? ROUND - (SPLIT - 1) : 1);
@@ -93,7 +95,7 @@ __device__ __forceinline__ float* values_of(Accumulator& acc, int block, unsigne
   return &acc[block][4 * (first_chunk(rank_k) + chunk)];
 }
 
-// Sends the other CTAs what this one has of their columns, to each in turn, so that none is sent more than others at a time.
+// Sends the other CTAs what this one has of their columns, to each in turn, so that no CTA is flooded.
 template <class Way>
 __device__ __forceinline__ void send_sums(Accumulator& acc, const Way& way) {
 #pragma unroll
