@@ -246,11 +246,14 @@ def _launcher_words(experiment: Experiment, variant: Variant, device: Device, pr
     """What stands in the .cu alone: macros, kernel, and the kernel's parameters in their order."""
     outside, source = inlined(experiment.kernel)
     # In a namespace of the variant two exports have two kernels; a C name would be one symbol, defined twice.
-    source, times = re.subn(r'extern\s+"C"\s+(?=__global__)', "", source)
-    if times != 1:
+    linked = r'extern\s+"C"\s+(?=__global__)'
+    heads = [text.partition("{")[0] for text in re.split(linked, source)[1:]]
+    if not heads or not all(re.search(rf"\b{experiment.entry}\(", head) for head in heads):
         raise RungsError(
-            f'kernels/{experiment.kernel} has {times} kernels that are extern "C" __global__ with its headers: export takes one.'
+            f'kernels/{experiment.kernel} and its headers have an extern "C" __global__ that is not {experiment.entry}, or none:'
+            " export takes one kernel."
         )
+    source = re.sub(linked, "", source)
     titles = {factor.macro: factor.levels[variant.level(name)].title for name, factor in experiment.factors.items()}
     macros = experiment.macros(variant, device)
     defines = [
