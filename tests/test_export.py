@@ -285,6 +285,13 @@ def test_the_source_stands_alone(variant):
         assert f"// Compile: {export.compile_line(variant.name)}\n" in text
 
 
+def test_a_source_with_another_kernel_is_refused(monkeypatch):
+    """A kernel may have a signature for each level; a second kernel would need a launcher of its own."""
+    monkeypatch.setattr(export, "inlined", lambda kernel: ([], 'extern "C" __global__ void other(int n) {}'))
+    with pytest.raises(RungsError, match="that is not hopper_gemm, or none: export takes one kernel"):
+        export.files(HOPPER, STAGED)
+
+
 def test_the_top_of_each_file_says_where_it_comes_from():
     source_hash = sha256_json(build.source_hashes(HOPPER.kernel))
     license_ = (ROOT / "LICENSE").read_text().splitlines()
