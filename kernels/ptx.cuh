@@ -203,7 +203,8 @@ struct WholeCluster {
   static constexpr char SEMANTICS[] = ".acquire.cluster";
 };
 
-// True once the phase of the given parity has completed. It may return false early: call it in a loop.
+// True once the phase of the given parity has completed. It may return false early: call it in a loop. The constraint
+// "C" puts its text into the instruction.
 template <class Seen = OwnCta>
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 barrier, u32 parity) {
   u32 done;
@@ -220,7 +221,7 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 barrier, u32 parity
 }
 
 // `x` counts elements along the contiguous axis, `y` rows. The destination is .shared::cta: .shared::cluster would add
-// a call and a stack frame on sm_120, and no kernel here that uses this one launches clusters.
+// a call and a stack frame on sm_120. A CTA of a cluster may use it too, for its own shared memory.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d(u32 target, const TensorMap* map, int x, int y, u32 barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(

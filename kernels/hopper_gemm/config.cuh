@@ -1,4 +1,4 @@
-// The variant's levels by name, what follows from them, and the layout of shared memory.
+// Names the variant's levels, checks that they go together, and lays out shared memory.
 #pragma once
 
 #include "../ptx.cuh"
@@ -63,8 +63,9 @@ struct alignas(1024) Stage {  // 1024 B: the period of the 128 B swizzle
 struct alignas(1024) Shared {
   Stage stage[STAGES];
   unsigned char c[MULTIPLIERS][C_SLOTS][STAGED_C ? C_SLOT_BYTES : 0];
-  float4 sums[SUMS_IN_CLUSTER ? SPLIT - 1 : 0][MOST_CHUNKS][ROW_BLOCKS][MULTIPLIERS * GROUP];  // from the other CTAs
-  unsigned long long full[STAGES];                                                             // a K tile has landed
+  // What the other CTAs send of the columns that this one adds up.
+  float4 sums[SUMS_IN_CLUSTER ? SPLIT - 1 : 0][MOST_CHUNKS][ROW_BLOCKS][MULTIPLIERS * GROUP];
+  unsigned long long full[STAGES];               // a K tile has landed
   unsigned long long empty[STAGES];              // every warp that multiplies it has read it, in all CTAs that share it
   unsigned long long received[SUMS_IN_CLUSTER];  // the sums of the other CTAs have arrived
 };
@@ -87,5 +88,5 @@ struct Place {
   }
 };
 
-// Named barriers: 0 is __syncthreads. Each is the first of two, one for each warpgroup.
+// The first of two named barriers, one for each warpgroup; barrier 0 is __syncthreads.
 enum Named : unsigned { TURN = 1, STORE = 3 };

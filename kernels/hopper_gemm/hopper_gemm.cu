@@ -75,7 +75,7 @@ struct HopperGemm {
     }
   }
 
-  // One thread, before anybody loads or waits.
+  // Initialises the barriers. One thread calls it, before anybody loads or waits.
   __device__ __forceinline__ void prepare() {
     ptx::prefetch_tensormap(&a);
     ptx::prefetch_tensormap(&b);
@@ -90,13 +90,13 @@ struct HopperGemm {
     ptx::fence_mbarrier_init();
   }
 
-  // Every thread of the cluster.
+  // Waits for every thread of the cluster.
   __device__ __forceinline__ void meet_cluster() {
     ptx::barrier_cluster_arrive_relaxed();
     ptx::barrier_cluster_wait_acquire();
   }
 
-  // The CTAs of a cluster take neighbouring tiles, below and beside each other.
+  // Places the tile in C. The CTAs of a cluster take neighbouring tiles, below and beside each other.
   __device__ __forceinline__ void place(unsigned tile) {
     const TilePlace placed = place_tile<ORDER>(tile, rows, columns);
     m0 = (placed.row * CLUSTER_M + rank_m) * BM;
@@ -153,7 +153,7 @@ struct HopperGemm {
     }
   }
 
-  // The producer loads as far ahead as the ring allows, also into the next tile.
+  // Loads as far ahead as the ring allows, also into the next tile.
   __device__ __forceinline__ void produce() {
     for (unsigned tile = first_tile; tile < rows * columns; tile += tile_step) {
       place(tile);
@@ -237,10 +237,10 @@ struct HopperGemm {
     }
     if constexpr (PRODUCER) place(tile);  // for the store, while the last wgmma run
     ptx::wgmma_wait_group<0>();
-    if (PRODUCER && PENDING > 0 && (SPLIT == 1 || k_tiles > 0)) release(before);
+    if (PRODUCER && PENDING > 0 && (SPLIT == 1 || k_tiles > 0)) release(before);  // an empty share has taken no stage
   }
 
-  // Without a producer warp 0 loads: first as many K tiles as there are stages, later each stage anew once it was read.
+  // Fills the stages where there is no producer: warp 0 loads, and loads each stage anew once it was read.
   __device__ __forceinline__ void load_first() {
     if (warp == 0 && ptx::elect_sync())
 #pragma unroll

@@ -1,9 +1,9 @@
 // How CTAs that share the K of a tile add up what each has of it.
 //
 // Each CTA adds up some of the tile's columns. It sends the others its sums of theirs, and adds what they send to its
-// own, over the CTAs in their order, so that the result has the same bits each time. Two ways to send:
-// `ThroughCluster`, into the shared memory of CTAs of the same cluster, and `ThroughL2`, by global memory that stays in
-// L2 as long as it fits.
+// own, over the CTAs in their order, so that the result has the same bits each time. There are two ways to send:
+// `ThroughCluster` writes to the shared memory of CTAs of the same cluster, and `ThroughL2` to global memory, which
+// stays in L2 as long as it fits.
 #pragma once
 
 #include "../cluster.cuh"
@@ -24,7 +24,7 @@ struct ThroughCluster {
     return ptx::shared_address(&shared.sums[slot(from, to)][chunk][block][threadIdx.x]);
   }
 
-  // Before the cluster's first barrier, one thread: announces the bytes that the other CTAs will send.
+  // Announces the bytes that the other CTAs will send. One thread calls it, before the cluster first meets.
   __device__ __forceinline__ static void expect(Shared& shared, unsigned rank_k) {
     const unsigned received = ptx::shared_address(shared.received);
     ptx::mbarrier_init(received, 1);
@@ -37,7 +37,7 @@ struct ThroughCluster {
     ptx::st_async_v4(ptx::mapa(here, receiver), sums[0], sums[1], sums[2], sums[3], ptx::mapa(received(), receiver));
   }
 
-  // No CTA ends before it has received, so that all that is sent to it finds it there.
+  // Waits for the others' sums. No CTA ends before it has received, so all that is sent to it finds it there.
   __device__ __forceinline__ void meet() const {
     while (!ptx::mbarrier_try_wait_parity<ptx::WholeCluster>(received(), 0)) {
     }
@@ -67,17 +67,17 @@ struct ThroughL2 {
     ptx::st_global_v4_f32(&sums[to][slot(rank_k, to)][chunk][block][threadIdx.x], own[0], own[1], own[2], own[3]);
   }
 
-  // A warp exchanges sums only with the warps of its number, so it waits only for those.
+  // Waits for the warps of this warp's number: it exchanges sums with no others.
   __device__ __forceinline__ void meet() const {
     __syncwarp();
     if (lane == 0) meet_warps(&workspace[COUNTERS * tile + warp]);
     __syncwarp();
   }
 
-  // One thread of each of SPLIT warps: returns when all are here, and what all wrote before is visible. The arrivals of
-  // a round add up to the highest bit, as in the grid barrier of CUDA's cooperative groups, so nobody has to reset the
-  // counter. The wait ends although nothing makes the other CTAs run: CTAs start in the order of their indices, and a
-  // tile's are consecutive.
+  // Returns when one thread of each of SPLIT warps has called it, and what they wrote before is visible. The arrivals
+  // of a round add up to the highest bit, as in the grid barrier of CUDA's cooperative groups, so nobody has to reset
+  // the counter. The wait ends although nothing makes the other CTAs run: CTAs start in the order of their indices, and
+  // those of a tile are consecutive.
   __device__ __forceinline__ void meet_warps(ptx::u32* arrived) const {
     constexpr ptx::u32 ROUND = 1u << 31;
     const ptx::u32 before = ptx::atom_add_release_gpu(arrived, rank_k == 0 ? ROUND - (SPLIT - 1) : 1);
@@ -95,7 +95,8 @@ __device__ __forceinline__ float* values_of(Accumulator& acc, int block, unsigne
   return &acc[block][4 * (first_chunk(rank_k) + chunk)];
 }
 
-// Sends the other CTAs what this one has of their columns, to each in turn, so that no CTA is flooded.
+// Sends the other CTAs what this one has of their columns, to each in turn, so that none is sent more than the others
+// at a time.
 template <class Way>
 __device__ __forceinline__ void send_sums(Accumulator& acc, const Way& way) {
 #pragma unroll

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rungs import schemas
+from rungs import patterns, schemas
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT
 
@@ -229,7 +229,7 @@ class Experiment:
         for ladder in self.ladders.values():
             if name in ladder.rungs:
                 return ladder.rungs[name]
-        match = re.fullmatch(_regex(self.pattern), name)
+        match = re.fullmatch(patterns.regex(self.pattern), name)
         if not match:
             rungs = ", ".join(itertools.chain.from_iterable(ladder.rungs for ladder in self.ladders.values()))
             raise RungsError(
@@ -268,8 +268,8 @@ class Experiment:
                         f" {', '.join(map(str, allowed))}, not {levels[other]}: change one of the two."
                     )
         ordered = tuple((name, levels[name]) for name in self.factors)
-        variant = Variant(self.name, self._name(dict(ordered)), ordered)
-        if self.multiplies == WGMMA:
+        variant = Variant(self.name, patterns.name(self.pattern, dict(ordered), self.defaults), ordered)
+        if (self.workload, self.multiplies) == (GEMM, WGMMA):
             _check_cluster(variant.name, self.values(variant))
         return variant
 
@@ -278,24 +278,12 @@ class Experiment:
         """Factor -> its default level, of the factors that have one."""
         return {name: factor.default for name, factor in self.factors.items() if factor.default is not None}
 
-    def _name(self, levels: Mapping[str, int]) -> str:
-        """The pattern with these levels, without the parts whose factor is at its default."""
-        pattern = OPTIONAL.sub(
-            lambda part: "" if levels[part["factor"]] == self.defaults[part["factor"]] else part["text"], self.pattern
-        )
-        return pattern.format(**levels)
-
     def name_regex(self) -> str:
         """A regular expression of its variants' names for a wildcard: the levels of each factor, in any combination. It captures no
         group, and is short where a list of 2,000 names would be 40 kB in every path that Snakemake makes.
         """
-
-        def numbers(match: re.Match[str]) -> str:
-            factor = self.factors[match[1]]
-            spelled = [str(level) for level in factor.levels if level != factor.default]
-            return f"(?:{'|'.join(spelled) or '(?!)'})"
-
-        return re.sub(r"\(\?P<(\w+)>\\d\+\)", numbers, _regex(self.pattern))
+        spelled = {name: [v for v in factor.levels if v != factor.default] for name, factor in self.factors.items()}
+        return patterns.regex_of_levels(self.pattern, spelled)
 
     def values(self, variant: Variant) -> dict[str, int]:
         """Every -D macro of the variant that does not depend on the architecture: what plan and kernel share."""
@@ -395,22 +383,6 @@ class Experiment:
         return ", ".join(f"{axis.title} {axis.label(value)}" for axis, value in named)
 
 
-OPTIONAL = re.compile(r"\[(?P<text>[^][]*\{(?P<factor>\w+)\}[^][]*)\]")
-"""The part of a pattern that a name leaves out where its factor is at its default: `[_x{sums}]`."""
-
-
-def _optional(pattern: str) -> list[tuple[str, str]]:
-    """(text, factor) of each part of a pattern that may be left out."""
-    return [(part["text"], part["factor"]) for part in OPTIONAL.finditer(pattern)]
-
-
-@functools.cache
-def _regex(pattern: str) -> str:
-    """What the names of a pattern match, a group for each factor; what stands in brackets may be left out."""
-    text = re.escape(pattern).replace(r"\[", "(?:").replace(r"\]", ")?")
-    return re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", text)
-
-
 def experiment_names(folder: Path | None = None) -> list[str]:
     """Names of the experiments' files; what an editor leaves beside them (`.#gemm.yaml`) is none."""
     files = (folder or CONFIG / "experiments").glob("*.yaml")
@@ -420,7 +392,7 @@ def experiment_names(folder: Path | None = None) -> list[str]:
 def clash(experiments: Sequence[Experiment]) -> str:
     """What is wrong where two experiments can give one variant name, by which binaries are told apart; else empty."""
     for one, other in itertools.combinations(experiments, 2):
-        starts = [re.split(r"[{[]", experiment.pattern, maxsplit=1)[0] for experiment in (one, other)]
+        starts = [patterns.start(experiment.pattern) for experiment in (one, other)]
         if not (starts[0].startswith(starts[1]) or starts[1].startswith(starts[0])):
             continue
         names = {variant.name for variant in one.estimable()}
@@ -657,7 +629,7 @@ def _check_rung(experiment: Experiment, rung: str, who: str) -> None:
 
 def _check_pattern(experiment: Experiment) -> None:
     """Each name is of one variant. Variants are looked through only where the pattern alone does not make sure of it."""
-    if _tells_apart(experiment.pattern):
+    if patterns.tells_apart(experiment.pattern):
         return
     owner: dict[str, Variant] = {}
     for variant in experiment.estimable():
@@ -667,57 +639,13 @@ def _check_pattern(experiment: Experiment) -> None:
                 f" {', '.join(str(value) for _, value in other.levels)} and {', '.join(str(value) for _, value in variant.levels)}):"
                 f" put a letter or _ between the factors of variant_name {experiment.pattern}."
             )
-        match = re.fullmatch(_regex(experiment.pattern), variant.name)
+        match = re.fullmatch(patterns.regex(experiment.pattern), variant.name)
         levels = {name: int(value) for name, value in match.groupdict().items() if value is not None} if match else {}
         if {**experiment.defaults, **levels} != dict(variant.levels):
             raise RungsError(
                 f"Experiment {experiment.name}: the name {variant.name} does not say where one level ends and the next begins:"
                 f" put a letter or _ between the factors of variant_name {experiment.pattern}."
             )
-
-
-def _tells_apart(pattern: str) -> bool:
-    """Whether no two variants can share a name: something other than digits stands between two factors, whatever is left out,
-    and names that leave out different parts differ in more than numbers.
-    """
-    forms = [pattern]
-    for text, _ in _optional(pattern):
-        forms = [form.replace(f"[{text}]", kept) for form in forms for kept in (text, "")]
-    outlines = {re.sub(r"(\{\w+\}|\d)+", "0", form) for form in forms}
-    return len(outlines) == len(forms) and not any(re.search(r"\}\d*\{", form) for form in forms)
-
-
-def _check_brackets(where: str, pattern: str, factors: Mapping) -> None:
-    """The parts in square brackets are those of the factors that have a default level, one each, and do not hold each other."""
-    if re.search(r"\[[^]]*\[|^[^[]*\]|\][^[]*\]|\[[^]]*$", pattern):
-        raise RungsError(
-            f"{where}: the square brackets of variant_name {pattern} are nested or not closed: put each part that a name may"
-            " leave out in a pair of its own."
-        )
-    for part in re.findall(r"\[[^]]*\]", pattern):
-        if len(named := re.findall(r"\{(\w+)\}", part)) != 1:
-            raise RungsError(
-                f"{where}: {part} in variant_name holds {len(named)} factors: put exactly one into a pair of brackets."
-            )
-    optional = [factor for _, factor in _optional(pattern)]
-    for name, factor in factors.items():
-        default = factor.get("default")
-        if default is not None and default not in factor["levels"]:
-            raise RungsError(
-                f"{where}: the default of {name} is {default}, which is none of its levels {', '.join(map(str, factor['levels']))}."
-            )
-        if default is not None and name not in optional:
-            raise RungsError(
-                f"{where}: {name} has a default, which names leave out, so variant_name needs its part in square brackets, for"
-                f" example [_{name[0]}{{{name}}}]."
-            )
-        if default is None and name in optional:
-            raise RungsError(
-                f"{where}: variant_name has {name} in square brackets, and {name} has no default that a name could leave out:"
-                " give it one, or take the brackets away."
-            )
-    if not re.sub(r"\[[^]]*\]", "", pattern):
-        raise RungsError(f"{where}: variant_name {pattern} may leave out everything: put a word outside the brackets.")
 
 
 def _check_names(raw: Mapping) -> None:
@@ -733,7 +661,7 @@ def _check_names(raw: Mapping) -> None:
         )
     if sorted(named) != sorted(factors) or re.search(r"\{\{|\}\}", raw["variant_name"]):
         raise RungsError(f"{where}: variant_name must hold each factor once, {', '.join(f'{{{f}}}' for f in factors)}.")
-    _check_brackets(where, raw["variant_name"], factors)
+    patterns.check(where, raw["variant_name"], factors)
     implied = {name: _implied(where, name, factor["levels"]) for name, factor in factors.items()}
     macros = [factor["macro"] for factor in factors.values()] + list(raw["constants"]) + ["CTAS_PER_SM"]
     macros += list(itertools.chain.from_iterable(implied.values()))
@@ -756,7 +684,7 @@ def _check_names(raw: Mapping) -> None:
     owner: dict[str, str] = {}
     for ladder, declared in raw["ladders"].items():
         for word in (ladder, *declared["rungs"]):
-            if word in RESERVED or re.fullmatch(_regex(raw["variant_name"]), word):
+            if word in RESERVED or re.fullmatch(patterns.regex(raw["variant_name"]), word):
                 meaning = "a word of rungs' own" if word in RESERVED else "the name of a variant too"
                 raise RungsError(f"{where}: ladder or rung {word} has a name that is {meaning}: rename it.")
         for rung in declared["rungs"]:
