@@ -5,12 +5,8 @@
 
 namespace ptx {
 
-__device__ __forceinline__ void st_global_v4_f32(void* target, float x, float y, float z, float w) {
-  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
-}
-
-// What this thread has written, and what it has seen others write, is visible to whoever then acquires the result. Returns what
-// was there before.
+// What this thread has written, and what it has seen others write, is visible to whoever then acquires the result.
+// Returns what was there before.
 __device__ __forceinline__ u32 atom_add_release_gpu(u32* target, u32 value) {
   u32 before;
   asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(target), "r"(value) : "memory");

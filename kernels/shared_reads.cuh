@@ -1,9 +1,9 @@
-// The PTX loads from shared memory that ptx.cuh lacks: ldmatrix of one and of two matrices, 8 bytes a lane, and vectors that
-// stay whole when only a part of them is used (.volatile): of a plain ld.shared.v4 ptxas reads what somebody needs.
+// The PTX loads from shared memory that ptx.cuh lacks: ldmatrix of one and of two matrices, 8 bytes a lane, and vectors
+// that stay whole when only a part of them is used (.volatile): of a plain ld.shared.v4 ptxas reads only what it needs.
 //
-// ldmatrix: lane 8i + r gives the address of row r of matrix i, and gets the word l % 4 of row l / 4 of each; with .trans
-// the two halves of its word are the elements l / 4 of rows 2 * (l % 4) and 2 * (l % 4) + 1.
-// PTX ISA 9.0 is the reference for each: https://docs.nvidia.com/cuda/parallel-thread-execution/
+// ldmatrix: lane 8i + r gives the address of row r of matrix i, and gets the word l % 4 of row l / 4 of each; with
+// .trans the two halves of its word are the elements l / 4 of rows 2 * (l % 4) and 2 * (l % 4) + 1. PTX ISA 9.0 is the
+// reference for each: https://docs.nvidia.com/cuda/parallel-thread-execution/
 #pragma once
 
 #include "ptx.cuh"

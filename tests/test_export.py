@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from binaries import GEMM, built, toolchain, tools
-from rungs import build, clock, export, staleness, wgmma
+from rungs import build, clock, export, staleness
 from rungs.cli import main
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT, sha256_json
 from rungs.inspect import disassemble, parse_sass, resource_usage, tool
 from rungs.plan import TensorMap, Workspace, plan
 from rungs.results import RECORDED
-from rungs.variants import Variant, load_device, load_experiment
+from rungs.variants import Variant, load_device, load_experiment, sums_through_l2
 
 HOPPER = load_experiment("hopper_gemm")
 DEVICE = load_device("sm_90a")
@@ -31,7 +31,7 @@ RUNGS = list(dict.fromkeys(v for ladder in HOPPER.ladders.values() for v in ladd
 BESIDE = [
     *("hop_t128192_s4_pw1_ps1_cl12_c1_pp0_o1_k1_dl0_bl0", "hop_t256128_s3_pw1_ps0_cl21_c4_pp0_o0_k1_dl0_bl0"),
     *("hop_t64064_s8_pw1_ps0_cl11_c0_pp0_o0_k8_dl0_bl0", "hop_t64256_s3_pw1_ps1_cl12_c2_pp1_o2_k1_dl1_bl1"),
-    "hop_t256128_s3_pw1_ps0_cl22_c0_pp0_o0_k104_dl0_bl0",
+    "hop_t256128_s3_pw1_ps0_cl22_c0_pp0_o0_k4_x1_dl0_bl0",
 ]
 """Variants on no ladder, for the clusters, tiles and layouts that the ladders lack together."""
 SHAPES = [
@@ -74,7 +74,7 @@ def test_the_header_plans_every_rung_as_python_does(tmp_path):
     body = []
     for variant in variants:
         (tmp_path / f"{variant.name}.h").write_text(export.files(HOPPER, variant)[f"{variant.name}.h"])
-        fields = ("bytes", "zeros") if wgmma.sums_through_l2(HOPPER.values(variant)) else ()
+        fields = ("bytes", "zeros") if sums_through_l2(HOPPER.values(variant)) else ()
         launch = f"rungs::{variant.name}_plan::plan(m, n, k, sms)"
         body.append(f"show({launch}{''.join(f', {launch}.workspace_{field}' for field in fields)});")
     includes = "".join(f'#include "{variant.name}.h"\n' for variant in variants)
@@ -284,6 +284,13 @@ def test_the_source_stands_alone(variant):
     for file, text in texts.items():
         assert text.startswith(export.MARKER), file
         assert f"// Compile: {export.compile_line(variant.name)}\n" in text
+
+
+def test_a_source_with_another_kernel_is_refused(monkeypatch):
+    """A kernel may have a signature for each level; a second kernel would need a launcher of its own."""
+    monkeypatch.setattr(export, "inlined", lambda kernel: ([], 'extern "C" __global__ void other(int n) {}'))
+    with pytest.raises(RungsError, match="that is not hopper_gemm, or none: export takes one kernel"):
+        export.files(HOPPER, STAGED)
 
 
 def test_the_top_of_each_file_says_where_it_comes_from():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -13,7 +14,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import yaml
 
 from binaries import built, inspected, manifest_of, toolchain
 from rungs import launcher, wgmma
@@ -24,7 +24,7 @@ from rungs.emulator.parser import EmulationError
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT
 from rungs.plan import Plan, TensorMap, Workspace, check_problem, plan, smem_need
-from rungs.variants import Variant, load_device, load_experiment, parse_experiment
+from rungs.variants import Variant, load_device, load_experiment
 
 HOPPER = load_experiment("hopper_gemm")
 ARCH = "sm_90a"
@@ -44,8 +44,12 @@ BEYOND = [
     "hop_t128192_s4_pw1_ps1_cl11_c4_pp1_o2_k1_dl1_bl1",
     "hop_t64064_s5_pw1_ps0_cl11_c0_pp0_o0_k3_dl1_bl1",
     "hop_t64128_s8_pw1_ps0_cl21_c0_pp0_o0_k3_dl1_bl1",
-    "hop_t128256_s2_pw1_ps0_cl22_c0_pp0_o0_k102_dl0_bl0",
-    "hop_t64064_s1_pw0_ps0_cl11_c0_pp0_o0_k108_dl0_bl1",
+    "hop_t64128_s4_pw1_ps0_cl21_c0_pp0_o0_k4_dl1_bl1",
+    "hop_t128128_s2_pw1_ps0_cl22_c0_pp0_o1_k2_dl0_bl0",
+    "hop_t128128_s3_pw1_ps0_cl12_c0_pp0_o0_k3_dl1_bl1",
+    "hop_t128256_s2_pw1_ps0_cl41_c0_pp0_o2_k2_dl0_bl1",
+    "hop_t128256_s2_pw1_ps0_cl22_c0_pp0_o0_k2_x1_dl0_bl0",
+    "hop_t64064_s1_pw0_ps0_cl11_c0_pp0_o0_k8_x1_dl0_bl1",
 ]
 """Levels that are on no ladder, among them every cluster and every tile, and one stage with a producer."""
 VARIANTS = list(dict.fromkeys([*RUNGS.values(), *map(HOPPER.variant, BEYOND)]))
@@ -72,7 +76,18 @@ def test_every_rung_builds_and_has_its_evidence():
 
 
 def test_every_tile_and_cluster_is_built():
-    for factor in ("tile", "cluster", "c_slots", "pingpong", "order", "split_k", "b_layout", "producer", "persistent"):
+    for factor in (
+        "tile",
+        "cluster",
+        "c_slots",
+        "pingpong",
+        "order",
+        "split_k",
+        "sums",
+        "b_layout",
+        "producer",
+        "persistent",
+    ):
         assert {variant.level(factor) for variant in VARIANTS} == set(HOPPER.factors[factor].levels), factor
 
 
@@ -193,7 +208,8 @@ def test_stages_that_leave_no_room_for_the_sums_of_others_are_refused():
 @pytest.mark.parametrize(
     ("levels", "sentence"),
     [
-        ({"cluster": 21, "split_k": 4}, "requires cluster in 11, not 21"),
+        ({"split_k": 4}, "requires persistent in 0, not 1"),
+        ({"sums": 1}, "requires split_k in 2, 4, 8, not 1"),
         ({"pingpong": 1, "tile": 128256}, "requires pingpong in 0, not 1"),
         ({"producer": 0}, "requires producer in 1, not 0"),
     ],
@@ -219,7 +235,7 @@ def test_a_grid_for_the_whole_gpu_has_no_more_clusters_than_run_at_once(monkeypa
     assert [grid("H6", clusters) for clusters in (66, 64)] == [132, 128]
     assert grid(BEYOND[0], 31) == 124
     assert grid("H5", 0) == 132, "without clusters nothing is asked"
-    with pytest.raises(Refused, match=r"k108.* has 16 CTAs that wait for each other, and this GPU runs 14 at once"):
+    with pytest.raises(Refused, match=r"k8_x1.* has 16 CTAs that wait for each other, and this GPU runs 14 at once"):
         grid("G2", 7)
     assert grid("G2", 8) == 8192
 
@@ -234,12 +250,34 @@ def test_a_dependent_launch_has_the_streams_attribute():
         assert names == wanted[: 1 + dependent] and config.numAttrs == len(names)
 
 
-@pytest.mark.parametrize("level", [100, 101, 200, 208])
-def test_a_number_of_ctas_that_share_k_is_one(level):
-    raw = yaml.safe_load((ROOT / "config" / "experiments" / "hopper_gemm.yaml").read_text(encoding="utf-8"))
-    raw["factors"]["split_k"]["levels"][level] = raw["factors"]["split_k"]["levels"][108]
-    with pytest.raises(RungsError, match=f"gives VARIANT_SPLIT_K the value {level}: .* from 102 to 199"):
-        parse_experiment(raw)
+@pytest.mark.parametrize(
+    ("cluster", "split", "along_m", "along_n", "ctas"),
+    [(21, 6, 2, 1, 12), (21, 8, 2, 1, 16), (12, 6, 1, 2, 12), (22, 3, 2, 2, 12), (41, 3, 4, 1, 12), (41, 4, 4, 1, 16)],
+)
+def test_a_cluster_of_more_than_eight_ctas_is_refused(cluster, split, along_m, along_n, ctas):
+    """Through L2 the CTAs along K are of several clusters, and only the tiles of one count."""
+    levels = {**dict(RUNGS["G7"].levels), "cluster": cluster, "split_k": split, "sums": 0}
+    with pytest.raises(RungsError) as error:
+        HOPPER.assign(levels)
+    assert str(error.value) == (
+        f"hop_t64128_s8_pw1_ps0_cl{cluster}_c0_pp0_o0_k{split}_dl1_bl1 would have clusters of {ctas} CTAs, {along_m} x {along_n} tiles"
+        f" times {split} along K, and a cluster has at most 8: choose a smaller cluster, fewer CTAs along K or sums through L2."
+    )
+    if split in (4, 8):
+        assert plan(HOPPER, HOPPER.assign({**levels, "sums": 1}), DEVICE, (512, 512, 512), ADDRESSES).cluster[0] < 8
+
+
+def test_the_combinations_that_may_split_k_are_those_of_a_cluster_or_of_l2():
+    base = {**dict(RUNGS["K1"].levels), "stages": 1}
+    found = set()
+    for cluster, split, sums in itertools.product((11, 21, 12, 22, 41), (1, 2, 3, 4, 6, 8), (0, 1)):
+        with contextlib.suppress(RungsError):
+            variant = HOPPER.assign({**base, "cluster": cluster, "split_k": split, "sums": sums})
+            assert plan(HOPPER, variant, DEVICE, (512, 512, 512), ADDRESSES).cluster[0] <= 8
+            found.add((cluster, split, sums))
+    clusters = {11: (1, 2, 3, 4, 6, 8), 21: (1, 2, 3, 4), 12: (1, 2, 3, 4), 22: (1, 2), 41: (1, 2)}
+    through_l2 = {(cluster, split, 1) for cluster in clusters for split in (2, 4, 8)}
+    assert found == {(cluster, split, 0) for cluster, splits in clusters.items() for split in splits} | through_l2
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------

@@ -211,7 +211,10 @@ def test_edited_header_rebuilds_and_measures_what_includes_it(checkout):
     result = checkout.snakemake(f"results/h200/csv/sweep/gemm/{S1}.csv")
     assert result.code == 0, result.text
     assert (result.of("build"), result.of("sweep")) == (sorted([S0, S1]), [S1])
-    assert sorted(checkout.measured) == lines([S1])
+    assert not checkout.measured, "the comment changed no machine code"
+    checkout.edit("kernels/swizzle.cuh", "row & 7;", "row & 6;")
+    result = checkout.snakemake(f"results/h200/csv/sweep/gemm/{S1}.csv")
+    assert result.code == 0 and sorted(checkout.measured) == lines([S1])
     manifest = json.loads(checkout.csv("sweep", S1).with_suffix(".json").read_text())
     built = json.loads((checkout.live / "build" / ARCH / S1 / f"{S1}.json").read_text())
     assert built["sources"]["kernels/swizzle.cuh"] == sha256_file(checkout.repo / "kernels/swizzle.cuh")
@@ -242,10 +245,14 @@ def test_setting_measures_again_what_it_decides(checkout, changes, rules):
 
 
 def test_protocol_times_everything_again_and_other_modules_nothing(checkout):
-    for modules, sweeps in ((("measure", "warm", "gpu"), []), (("protocol",), sorted(RUNGS))):
+    for modules, text, sweeps in (
+        (("measure", "warm", "gpu"), "ADDED = 1", []),
+        (("protocol", "session"), "# a comment", []),
+        (("session",), "ADDED = 1", sorted(RUNGS)),
+    ):
         for module in modules:
             with (checkout.repo / "workflow" / "rungs" / f"{module}.py").open("a") as file:
-                file.write("\n# a comment\n")
+                file.write(f"\n{text}\n")
         planned = checkout.planned("all")
         assert planned.of("sweep") == sweeps, modules
         assert planned.of("profile") == planned.of("build") == []

@@ -119,11 +119,11 @@ def test_the_experiment_is_built_counted_and_drawn(reader):
 
 
 def test_the_readmes_factor_is_one_more_rung(reader, tmp_path):
-    """README.md adds a factor to the tutorial's experiment with a diff of ten lines."""
+    """README.md adds a factor to the tutorial's experiment with a diff of nine lines, and renames none of its variants."""
     checkout = reader[0].copy(tmp_path / "run")
     checkout.no_gpu()
     (diff,) = [block.text for block in blocks(ROOT / "README.md") if block.language == "diff"]
-    assert len(re.findall(r"^\+(?!\+\+ )", diff, re.MULTILINE)) == 10
+    assert len(re.findall(r"^\+(?!\+\+ )", diff, re.MULTILINE)) == 9
     subprocess.run(["git", "apply", "-"], cwd=checkout.repo, input=diff, text=True, check=True)
     result = checkout.snakemake(
         *("--cores", "2", "all", "--config", "experiments=my_gemm", "device=emulator", "preset=quick")
@@ -134,6 +134,8 @@ def test_the_readmes_factor_is_one_more_rung(reader, tmp_path):
     assert "4 of 4 variants are right" in table and rows
     (last,) = [line for line in table.splitlines() if line.startswith("| MY3 |")]
     assert last.startswith("| MY3 | copies of 16 B, rows padded by 16 B, ldmatrix | 16.4 k | 2.05 k |"), last
+    built = {path.stem for path in (checkout.repo / QUICK / "csv/inspect/sm_90a").glob("my_*.csv")}
+    assert built == {"my_w4_p0", "my_w16_p0", "my_w16_p8", "my_w16_p8_r1"}
 
 
 def test_on_a_gpu_the_experiment_is_measured(reader, tmp_path):

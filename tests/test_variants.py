@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -97,6 +98,111 @@ def test_an_experiment_that_contradicts_itself_is_refused(raw, sentence):
         variants.parse_experiment(raw)
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
+
+
+DEFAULT = RAW["variant_name"].replace("_sw", "[_x{extra}]_sw")
+"""The pattern of `gemm` with a factor more, whose default level a name leaves out."""
+EXTRA = {
+    "macro": "VARIANT_EXTRA",
+    "title": "extra",
+    "default": 3,
+    "levels": {3: {"title": "plain"}, 7: {"title": "more"}},
+}
+
+
+def widened(pattern: str = DEFAULT, **changes) -> dict:
+    """`gemm` with a factor more, of which nothing else in its file says anything."""
+    raw = changed("variant_name", pattern)
+    raw["factors"]["extra"] = {**EXTRA, **changes}
+    return raw
+
+
+def test_a_new_factor_with_a_default_leaves_every_variant_as_it_was():
+    wide = variants.parse_experiment(widened())
+    for variant in EXPERIMENT.estimable():
+        found = wide.variant(variant.name)
+        assert found.name == variant.name and dict(found.levels) == {**dict(variant.levels), "extra": 3}
+        assert wide.values(found) == {**EXPERIMENT.values(variant), "VARIANT_EXTRA": 3}
+    for name, ladder in EXPERIMENT.ladders.items():
+        assert [v.name for v in wide.ladders[name].rungs.values()] == [v.name for v in ladder.rungs.values()]
+        assert [(step.label, step.factor) for step in wide.ladders[name].steps] == [
+            (step.label, step.factor) for step in ladder.steps
+        ]
+    assert wide.factorial == EXPERIMENT.factorial
+    assert [variant.name for variant in wide.estimable() if variant.level("extra") == 3] == [
+        variant.name for variant in EXPERIMENT.estimable()
+    ]
+
+
+def test_a_name_holds_the_levels_that_are_no_default():
+    wide = variants.parse_experiment(widened())
+    seen = {variant.name for variant in wide.estimable()}
+    assert len(seen) == 200
+    more = wide.assign({**dict(wide.variant("B3").levels), "extra": 7})
+    assert more.name == "abl_L1_R1_bl1_s2_x7_sw1" and wide.variant(more.name) == more
+    assert variants.make_step(wide.variant("B3"), more).factor == "extra"
+    every = re.compile(wide.name_regex())
+    assert every.groups == 0 and all(every.fullmatch(name) for name in seen)
+    assert not every.fullmatch("abl_L1_R1_bl1_s2_x3_sw1") and not every.fullmatch("abl_L1_R1_bl1_s2_x8_sw1")
+    alone = variants.parse_experiment(widened(levels={3: {"title": "plain"}}))
+    assert re.fullmatch(alone.name_regex(), "abl_L1_R1_bl1_s2_sw1")
+    assert not re.fullmatch(alone.name_regex(), "abl_L1_R1_bl1_s2_x_sw1")
+
+
+@pytest.mark.parametrize("name", ["abl_L1_R1_bl1_s2_x3_sw1", "abl_L1_R1_bl1_s2_x03_sw1", "abl_L01_R1_bl1_s2_sw1"])
+def test_a_second_spelling_of_a_name_is_refused_with_the_first(name):
+    with pytest.raises(RungsError) as error:
+        variants.parse_experiment(widened()).variant(name)
+    assert str(error.value) == (
+        f"{name!r} is a second spelling of abl_L1_R1_bl1_s2_sw1, and a binary goes by one name, which leaves out default levels"
+        " and leading zeros: write abl_L1_R1_bl1_s2_sw1."
+    )
+
+
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        (widened(default=4), "the default of extra is 4, which is none of its levels 3, 7."),
+        (widened(default=None), "variant_name has extra in square brackets, and extra has no default"),
+        (widened(DEFAULT.replace("[_x{extra}]", "_x{extra}")), "extra has a default, which names leave out, so variant_name needs its part in square brackets, for example [_e{extra}]."),
+        (widened(DEFAULT.replace("[_x{extra}]", "[_x]_x{extra}")), "[_x] in variant_name holds 0 factors: put exactly one"),
+        (widened(DEFAULT.replace("_s{stages}[_x{extra}]", "[_s{stages}_x{extra}]")), "[_s{stages}_x{extra}] in variant_name holds 2 factors"),
+        (widened(DEFAULT.replace("[_x{extra}]", "[_x[{extra}]]")), "are nested or not closed: put each part"),
+        (widened(DEFAULT.replace("[_x{extra}]", "[_x{extra}")), "are nested or not closed"),
+        (widened(DEFAULT.replace("[_x{extra}]", "_x{extra}]")), "are nested or not closed"),
+        (widened(DEFAULT.replace("[_x{extra}]", "]_x{extra}[")), "are nested or not closed"),
+        (widened(DEFAULT.replace("[_x{extra}]", "[_x{extra}]]")), "are nested or not closed"),
+        (changed("variant_name", f"[{RAW['variant_name']}]"), "holds 5 factors: put exactly one into a pair of brackets"),
+        (changed("variant_name", RAW["variant_name"].replace("{load}", "[{load}]")), "variant_name has load in square brackets, and load has no default"),
+    ],
+)  # fmt: skip
+def test_a_default_that_contradicts_the_name_is_refused(raw, sentence):
+    with pytest.raises(RungsError) as error:
+        variants.parse_experiment(raw)
+    assert sentence in str(error.value) and str(error.value).startswith("Experiment gemm: ")
+    assert "\n" not in str(error.value)
+
+
+def test_two_parts_that_a_name_leaves_out_are_told_apart():
+    """`_7` could be a level of either: only the letters of the pattern say of which."""
+    raw = widened("abl_L{load}_R{read}_bl{b_layout}_s{stages}_sw{swizzle}[_{extra}][_{more}]")
+    del raw["factorial"]["profile_more"]
+    raw["factors"]["more"] = {**EXTRA, "macro": "VARIANT_MORE"}
+    with pytest.raises(RungsError, match="the name abl_L0_R0_bl0_s1_sw0_7 does not say where one level ends"):
+        variants.parse_experiment(raw)
+    raw["factors"]["more"]["levels"] = {3: {"title": "plain"}, 8: {"title": "more"}}
+    raw["variant_name"] = raw["variant_name"].replace("_{more}", "_m{more}")
+    wide = variants.parse_experiment(raw)
+    assert wide.variant("abl_L1_R1_bl1_s2_sw1_7_m8").levels[-2:] == (("extra", 7), ("more", 8))
+    assert wide.variant("abl_L1_R1_bl1_s2_sw1_m8").levels[-2:] == (("extra", 3), ("more", 8))
+
+
+def test_a_name_that_leaves_out_everything_is_refused():
+    raw = changed("variant_name", "[a{load}][b{read}][c{b_layout}][d{stages}][e{swizzle}]")
+    for factor in raw["factors"].values():
+        factor["default"] = next(iter(factor["levels"]))
+    with pytest.raises(RungsError, match="may leave out everything: put a word outside the brackets"):
+        variants.parse_experiment(raw)
 
 
 def test_a_name_of_two_variants_is_refused():
@@ -287,6 +393,13 @@ def test_two_experiments_with_one_variant_name_are_refused(monkeypatch, tmp_path
         build.find_variant("B3")
     (folder / "my_gemm.yaml").write_text(mine.replace("abl_", "mine_"))
     assert list(settings.resolve(WANTED).experiments) == ["gemm"]
+    shared = yaml.safe_dump(
+        {**widened("abl_L{load}_R{read}_bl{b_layout}_s{stages}_sw{swizzle}[_x{extra}]"), "name": "my_gemm"}
+    )
+    (folder / "my_gemm.yaml").write_text(shared)
+    with pytest.raises(RungsError, match="Experiments gemm and my_gemm both have a variant abl_L0_R0_bl0_s1_sw0"):
+        settings.resolve(WANTED)
+    (folder / "my_gemm.yaml").write_text(mine.replace("abl_", "mine_"))
     with pytest.raises(RungsError, match="say abl_L1_R1_bl1_s2_sw1 or mine_L1_R1_bl1_s2_sw1"):
         build.find_variant("B3")
     assert build.find_variant("mine_L1_R1_bl1_s2_sw1")[0].name == "my_gemm"

@@ -1,6 +1,6 @@
-// Takes a payload of floats tile by tile, works on each element `fma_iters` times and writes it out: when does it matter how a
-// tile is loaded? Only `Fill` differs between the levels of `load`, `stages` and `producer`; reading the stage, the arithmetic
-// and the store are the same in all.
+// Takes a payload of floats tile by tile, works on each element `fma_iters` times and writes it out: when does it
+// matter how a tile is loaded? Only `Fill` differs between the levels of `load`, `stages` and `producer`; reading the
+// stage, the arithmetic and the store are the same in all.
 #include "fill.cuh"
 #if VARIANT_LOAD == 4 || VARIANT_LOAD == 5
 #include "fill_cccl.cuh"
@@ -24,8 +24,8 @@ __device__ __forceinline__ void store(unsigned char* target, float4 v) {
 }
 
 template <Load LOADED, bool WRITE>
-__device__ __forceinline__ void move(const Payload<LOADED>& payload, unsigned char* output, unsigned tiles, unsigned fma_iters,
-                                     float scale, float offset) {
+__device__ __forceinline__ void move(const Payload<LOADED>& payload, unsigned char* output, unsigned tiles,
+                                     unsigned fma_iters, float scale, float offset) {
   extern __shared__ __align__(128) unsigned char bytes[];
   Walk walk{blockIdx.x, tiles, gridDim.x};
   Fill<LOADED> fill(bytes, payload);
@@ -44,20 +44,24 @@ __device__ __forceinline__ void move(const Payload<LOADED>& payload, unsigned ch
     multiply_add(values, fma_iters, scale, offset);
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i) {
-      if constexpr (WRITE)
+      if constexpr (WRITE) {
         store(output + walk.offset(0) + worked_on(i), values[i]);
-      else
-        sum.x += values[i].x, sum.y += values[i].y, sum.z += values[i].z, sum.w += values[i].w;
+      } else {
+        sum.x += values[i].x;
+        sum.y += values[i].y;
+        sum.z += values[i].z;
+        sum.w += values[i].w;
+      }
     }
   }
   if (!WRITE && reads()) store(output + CHUNK * READERS * blockIdx.x + worked_on(0), sum);
 }
 
-// grid: any number of CTAs, which share the tiles out among themselves; block = BLOCK_THREADS, and a producer warp where there
-// is one; dynamic shared memory >= sizeof(Shared), for `direct` none. The payload is `tiles` whole tiles; `output` is as large,
-// or without writing READERS float4 for each CTA.
+// grid: any number of CTAs, which share the tiles out among themselves; block = BLOCK_THREADS, and a producer warp
+// where there is one; dynamic shared memory >= sizeof(Shared), for `direct` none. The payload is `tiles` whole tiles;
+// `output` is as large, or without writing READERS float4 for each CTA.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32 * PRODUCER_WARP)
-    copy_intensity(const __grid_constant__ Payload<LOAD> payload, unsigned char* output, unsigned tiles, unsigned fma_iters,
-                   float scale, float offset) {
+    copy_intensity(const __grid_constant__ Payload<LOAD> payload, unsigned char* output, unsigned tiles,
+                   unsigned fma_iters, float scale, float offset) {
   move<LOAD, bool(VARIANT_WRITE)>(payload, output, tiles, fma_iters, scale, offset);
 }

@@ -1,13 +1,13 @@
-// How a tile of the payload gets into a stage of shared memory: `Fill<LOAD>`, one specialisation for each level of factor `load`.
+// How a tile of the payload gets into a stage of shared memory: `Fill<LOAD>`, specialised for each level of `load`.
 //
 // The loop in copy_intensity.cu calls the same functions of each:
 //   start(walk)          before the loop: the barriers, and the first STAGES - 1 tiles on their way
-//   enter(walk, first)   this CTA's next tile is in stage `at` for every thread; a stage that everybody has left is filled anew
+//   enter(walk, first)   this CTA's next tile is in stage `at` for every thread; a stage that all left is filled anew
 //   read(values, walk)   the thread's part of the tile, from the stage into registers
 //   leave(values, walk)  this thread has read the stage
 #pragma once
 
-#include "../copy.cuh"
+#include "../copy_engine.cuh"
 
 enum class Load { direct, sync_4, sync_16, cp_async, pipeline, memcpy_async, bulk, tensor };
 
@@ -25,14 +25,16 @@ constexpr int BOX_ROW_BYTES = 128;         // of the tensor map's box: 32 floats
 
 static_assert(TILE_BYTES % CHUNK == 0, "a tile is whole chunks of 16 bytes");
 static_assert(CHUNKS % READERS == 0, "a tile of more chunks than threads gives each thread as many");
-static_assert(LOAD != Load::sync_4 || TILE_BYTES % (4 * BLOCK_THREADS) == 0, "each thread loads as many words of a tile");
+static_assert(LOAD != Load::sync_4 || TILE_BYTES % (4 * BLOCK_THREADS) == 0,
+              "each thread loads as many words of a tile");
 static_assert((LOAD != Load::direct && LOAD != Load::sync_4) || STAGES == 1, "nothing is loaded ahead");
 static_assert(LOAD != Load::sync_16 || STAGES <= 2, "registers hold one tile ahead, no more");
 static_assert(LOAD != Load::memcpy_async || STAGES == 1, "one barrier, waited for at once");
 static_assert(LOAD != Load::pipeline || STAGES > 1, "a pipeline of one stage would copy and wait");
 static_assert(LOAD != Load::tensor || (TILE_BYTES % BOX_ROW_BYTES == 0 && TILE_BYTES / BOX_ROW_BYTES <= 256),
               "a box has 1 to 256 whole rows");
-static_assert(COPY_ENGINE || !PRODUCER_WARP, "one thread issues for the whole tile only where the copy engine does the rest");
+static_assert(COPY_ENGINE || !PRODUCER_WARP,
+              "one thread issues for the whole tile only where the copy engine does the rest");
 static_assert(STAGES > 1 || !PRODUCER_WARP, "a producer warp runs ahead, so it needs a second stage");
 static_assert(16 * STAGES <= CONTROL_BYTES, "each stage has two mbarriers");
 
@@ -66,9 +68,11 @@ struct Walk {
   }
 };
 
-// Whether this thread has chunks of a tile; where the i-th lies that it brings, and the i-th that it works on. They are those of
-// two warps, so that a tile is shared by its threads as in any kernel that has a use for shared memory.
-__device__ __forceinline__ bool reads() { return (READERS == BLOCK_THREADS && !PRODUCER_WARP) || threadIdx.x < READERS; }
+// Whether this thread has chunks of a tile; where the i-th lies that it brings, and the i-th that it works on. They are
+// those of two warps, so that a tile is shared by its threads as in any kernel that has a use for shared memory.
+__device__ __forceinline__ bool reads() {
+  return (READERS == BLOCK_THREADS && !PRODUCER_WARP) || threadIdx.x < READERS;
+}
 __device__ __forceinline__ unsigned brought(int i) { return CHUNK * (threadIdx.x + READERS * i); }
 __device__ __forceinline__ unsigned worked_on(int i) { return CHUNK * ((threadIdx.x + 32) % READERS + READERS * i); }
 
@@ -76,7 +80,7 @@ __device__ __forceinline__ float4 as_floats(uint4 v) {
   return {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
 }
 
-// What all loads through shared memory have: a ring of stages. The parity of the barriers flips each time it comes round.
+// What all loads through shared memory have: a ring of stages. Each time it comes round the barriers' parity flips.
 template <Load LOADED>
 struct Ring {
   Shared<LOADED>& shared;
@@ -91,7 +95,10 @@ struct Ring {
   __device__ __forceinline__ int before() const { return at == 0 ? STAGES - 1 : at - 1; }
 
   __device__ __forceinline__ void advance() {
-    if (++at == STAGES) at = 0, parity ^= 1;
+    if (++at == STAGES) {
+      at = 0;
+      parity ^= 1;
+    }
   }
 
   __device__ __forceinline__ void start(const Walk&) {}
@@ -120,12 +127,13 @@ struct Fill<Load::direct> {
   __device__ __forceinline__ void read(Values& values, const Walk& walk) const {
     if (reads())
 #pragma unroll
-      for (int i = 0; i < PER_THREAD; ++i) values[i] = as_floats(ptx::ld_global_v4(payload.bytes + walk.offset(0) + worked_on(i)));
+      for (int i = 0; i < PER_THREAD; ++i)
+        values[i] = as_floats(ptx::ld_global_v4(payload.bytes + walk.offset(0) + worked_on(i)));
   }
   __device__ __forceinline__ void leave(const Values&, const Walk&) {}
 };
 
-// Word by word, as a kernel does that knows nothing of vectors. All loads of a tile are under way before the first store.
+// Word by word, as a kernel without vectors does. All loads of a tile are under way before the first store.
 template <>
 struct Fill<Load::sync_4> : Ring<Load::sync_4> {
   using Ring::Ring;
@@ -143,8 +151,8 @@ struct Fill<Load::sync_4> : Ring<Load::sync_4> {
   }
 };
 
-// 16 bytes per thread. With two stages registers hold the next tile while this one is worked on; the one barrier of a tile keeps
-// those who write the next stage from overtaking those who still read it.
+// 16 bytes per thread. With two stages registers hold the next tile while this one is worked on; the one barrier of a
+// tile keeps those who write the next stage from overtaking those who still read it.
 template <>
 struct Fill<Load::sync_16> : Ring<Load::sync_16> {
   using Ring::Ring;
@@ -215,7 +223,9 @@ struct EngineFill : Ring<LOADED> {
   using Ring<LOADED>::Ring;
   const unsigned warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
 
-  __device__ __forceinline__ ptx::u32 full(int number) const { return ptx::shared_address(this->shared.control) + 8 * number; }
+  __device__ __forceinline__ ptx::u32 full(int number) const {
+    return ptx::shared_address(this->shared.control) + 8 * number;
+  }
   __device__ __forceinline__ ptx::u32 empty(int number) const { return full(STAGES + number); }
 
   __device__ __forceinline__ void issue(const Walk& walk, int ahead, int to) {
@@ -273,9 +283,10 @@ struct EngineFill : Ring<LOADED> {
     }
   }
 
-  // Without a producer warp the block's barrier says that a stage may be filled anew; it comes behind the arithmetic. With one,
-  // this warp's arrival says so, and has to wait for the reads itself: ptxas issues it without looking at their scoreboard (see
-  // gemm_tuned.cu). So the number of arrivals, always 1, depends on every read. `tiles >> 31` is 0, but ptxas cannot know.
+  // Without a producer warp the block's barrier says that a stage may be filled anew; it comes behind the arithmetic.
+  // With one, this warp's arrival says so, and has to wait for the reads itself: ptxas issues it without looking at
+  // their scoreboard (see gemm_tuned.cu). So the number of arrivals, always 1, depends on every read. `tiles >> 31` is
+  // 0, but ptxas cannot know.
   __device__ __forceinline__ void leave(const Values& values, const Walk& walk) {
     if constexpr (PRODUCER_WARP) {
       unsigned read = 0;

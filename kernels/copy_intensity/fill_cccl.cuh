@@ -18,7 +18,8 @@ constexpr auto WHOLE_TILE = cuda::aligned_size_t<CHUNK>(TILE_BYTES);
 template <>
 struct Fill<Load::pipeline> : Ring<Load::pipeline> {
   using State = cuda::pipeline_shared_state<cuda::thread_scope_block, STAGES>;
-  static_assert(sizeof(State) <= CONTROL_BYTES, "the pipeline's barriers lie in the part that the plan leaves for them");
+  static_assert(sizeof(State) <= CONTROL_BYTES,
+                "the pipeline's barriers lie in the part that the plan leaves for them");
 
   cuda::pipeline<cuda::thread_scope_block> pipe;
 
@@ -27,7 +28,8 @@ struct Fill<Load::pipeline> : Ring<Load::pipeline> {
 
   __device__ __forceinline__ void issue(const Walk& walk, int ahead, int to) {
     pipe.producer_acquire();
-    if (walk.has(ahead)) cuda::memcpy_async(Block{}, shared.tile[to], payload.bytes + walk.offset(ahead), WHOLE_TILE, pipe);
+    if (walk.has(ahead))
+      cuda::memcpy_async(Block{}, shared.tile[to], payload.bytes + walk.offset(ahead), WHOLE_TILE, pipe);
     pipe.producer_commit();
   }
 
@@ -54,7 +56,8 @@ struct Fill<Load::memcpy_async> : Ring<Load::memcpy_async> {
     if (threadIdx.x == 0) {
       init(&landed(), BLOCK_THREADS);
 #if __CUDA_ARCH__ >= 900
-      ptx::fence_mbarrier_init();  // the library leaves it to its user, and from sm_90 on the copy engine uses the barrier
+      // The library leaves it to its user, and from sm_90 on the copy engine uses the barrier.
+      ptx::fence_mbarrier_init();
 #endif
     }
     __syncthreads();

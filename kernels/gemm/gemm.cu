@@ -1,7 +1,7 @@
 // C[M][N] = A[M][K] * B, bf16 in, fp32 accumulate, bf16 out: one body, five factors, one instantiation per binary.
 //
-// Every variant runs the same grid, the same raster, the same two CTAs per SM and the same epilogue; `if constexpr` stands
-// only where a factor acts. M, N and K are multiples of 128, 128 and 32: the host's plan refuses others.
+// Every variant runs the same grid, the same raster, the same two CTAs per SM and the same epilogue; `if constexpr`
+// stands only where a factor acts. M, N and K are multiples of 128, 128 and 32: the host's plan refuses others.
 #include "load.cuh"
 #include "read.cuh"
 
@@ -13,7 +13,8 @@ struct Gemm {
   using Source = Operand<LOAD>;
   using Smem = Shared<LOAD, STAGES>;
 
-  static __device__ __forceinline__ void run(const Source& A, const Source& B, ptx::u32* C, unsigned m, unsigned n, unsigned k) {
+  static __device__ __forceinline__ void run(const Source& A, const Source& B, ptx::u32* C, unsigned m, unsigned n,
+                                             unsigned k) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     Smem& shared = *reinterpret_cast<Smem*>(bytes);
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -43,8 +44,8 @@ struct Gemm {
   }
 
   // One barrier after the stores (the tile is complete) and, with a single buffer, one after the reads (it may go).
-  // With two buffers the next tile waits in registers while this one is multiplied, and is stored into the other buffer,
-  // whose last readers passed the barrier of the round before.
+  // With two buffers the next tile waits in registers while this one is multiplied, and is stored into the other
+  // buffer, whose last readers passed the barrier of the round before.
   template <class Loader, class Consume>
   static __device__ __forceinline__ void loop_sync(Smem& shared, Loader loader, int tiles, Consume consume) {
     if constexpr (STAGES == 1) {
@@ -70,8 +71,8 @@ struct Gemm {
   }
 
   // STAGES - 1 tiles are under way while one is multiplied. One commit a round, empty ones at the end included, keeps
-  // "all but the newest STAGES - 2 groups" equal to "tile t has landed"; the barrier then does two things: every thread's
-  // part of tile t is visible, and everybody has left the stage that the next copy overwrites (that of tile t - 1).
+  // "all but the newest STAGES - 2 groups" equal to "tile t has landed"; the barrier then does two things: every
+  // thread's part of tile t is visible, and everybody has left the stage of tile t - 1, which the next copy overwrites.
   template <class Loader, class Consume>
   static __device__ __forceinline__ void loop_cp_async(Smem& shared, Loader loader, int tiles, Consume consume) {
     if constexpr (STAGES == 1) {
@@ -112,7 +113,8 @@ struct Gemm {
     // Warp 0 as a whole enters, one elected lane acts: the branch is uniform, so ptxas needs no loop over lanes.
     const bool producer = __shfl_sync(0xffffffff, warp, 0) == 0;
     auto load = [&](int stage, int t) {
-      if (producer && ptx::elect_sync()) tma_load<B_LAYOUT>(shared.stage[stage], shared.full[stage], A, B, m0, n0, t * BK);
+      if (producer && ptx::elect_sync())
+        tma_load<B_LAYOUT>(shared.stage[stage], shared.full[stage], A, B, m0, n0, t * BK);
     };
     if (producer && ptx::elect_sync()) {
 #pragma unroll
@@ -140,15 +142,18 @@ struct Gemm {
         __syncthreads();
         if (t + STAGES - 1 < tiles) load(free, t + STAGES - 1);
         consume(stage);
-        if (++stage == STAGES) stage = 0, parity ^= 1;
+        if (++stage == STAGES) {
+          stage = 0;
+          parity ^= 1;
+        }
         free = free + 1 == STAGES ? 0 : free + 1;
       }
     }
   }
 
   // Straight from the fragments: a quad of lanes writes 16 consecutive bytes of a row.
-  static __device__ __forceinline__ void store(const Accumulator& acc, ptx::u32* C, unsigned row0, unsigned col0, unsigned n,
-                                               unsigned lane) {
+  static __device__ __forceinline__ void store(const Accumulator& acc, ptx::u32* C, unsigned row0, unsigned col0,
+                                               unsigned n, unsigned lane) {
     const unsigned row_pairs = n / 2;
     ptx::u32* row = C + static_cast<unsigned long long>(row0 + lane / 4) * row_pairs + col0 / 2 + lane % 4;
 #pragma unroll
@@ -163,7 +168,8 @@ struct Gemm {
   }
 };
 
-using Variant = Gemm<Load(VARIANT_LOAD), Read(VARIANT_READ), BLayout(VARIANT_B_LAYOUT), VARIANT_STAGES, bool(VARIANT_SWIZZLE)>;
+using Variant =
+    Gemm<Load(VARIANT_LOAD), Read(VARIANT_READ), BLayout(VARIANT_B_LAYOUT), VARIANT_STAGES, bool(VARIANT_SWIZZLE)>;
 
 // grid = M/128 * N/128, block = 256, dynamic shared memory >= sizeof(Variant::Smem); C is M x N row-major bf16.
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)

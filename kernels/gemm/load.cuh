@@ -13,13 +13,13 @@ struct Operand<Load::tma> {
   ptx::TensorMap map;
 };
 
-// The 16-byte chunks of one operand's tile that this thread moves: two each of A and of B. The second lies a whole number
-// of swizzle periods below the first, so it needs no target of its own: registers are what this kernel is short of.
+// The 16-byte chunks of one operand's tile that this thread moves: two each of A and of B. The second lies a whole
+// number of swizzle periods below the first, so it needs no target of its own: this kernel is short of registers.
 struct Chunks {
   const unsigned char* source;
-  unsigned target;       // of the first chunk, within the operand's part of a stage
-  unsigned far_source;   // bytes from the first chunk to the second, in global
-  unsigned step;         // bytes from one K tile to the next
+  unsigned target;      // of the first chunk, within the operand's part of a stage
+  unsigned far_source;  // bytes from the first chunk to the second, in global
+  unsigned step;        // bytes from one K tile to the next
 
   static constexpr unsigned far_target = THREADS * CHUNK;  // and in shared memory: the rows in between are full
 };
@@ -48,7 +48,8 @@ struct ChunkLoader {
     const unsigned row_a = 2 * k;
     a = chunks_of<BK * 2 / CHUNK>(A + static_cast<unsigned long long>(m0) * row_a, row_a, BK * 2, offset_a<SWIZZLED>);
     if constexpr (B_LAYOUT == BLayout::n_by_k) {
-      b = chunks_of<BK * 2 / CHUNK>(B + static_cast<unsigned long long>(n0) * row_a, row_a, BK * 2, offset_b<B_LAYOUT, SWIZZLED>);
+      b = chunks_of<BK * 2 / CHUNK>(B + static_cast<unsigned long long>(n0) * row_a, row_a, BK * 2,
+                                    offset_b<B_LAYOUT, SWIZZLED>);
     } else {
       const unsigned row_b = 2 * n;
       b = chunks_of<BN * 2 / CHUNK>(B + 2ull * n0, row_b, BK * row_b, offset_b<B_LAYOUT, SWIZZLED>);

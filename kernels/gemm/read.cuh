@@ -4,7 +4,7 @@
 #include "../mma.cuh"
 #include "tile.cuh"
 
-constexpr int WARP_M = BM / WARPS_M, WARP_N = BN / WARPS_N;      // 64 x 32
+constexpr int WARP_M = BM / WARPS_M, WARP_N = BN / WARPS_N;         // 64 x 32
 constexpr int FRAGMENTS_M = WARP_M / 16, FRAGMENTS_N = WARP_N / 8;  // 4 x 4 mma tiles
 static_assert(FRAGMENTS_N % 2 == 0, "one ldmatrix.x4 of B feeds two fragments");
 
@@ -15,7 +15,10 @@ template <Read READ, bool SWIZZLED>
 __device__ __forceinline__ void read_a(ptx::u32 (&a)[4], ptx::u32 tile, unsigned row0, unsigned ks, unsigned lane) {
   if constexpr (READ == Read::ldmatrix) {
     const uint4 v = ptx::ldmatrix_x4(tile + offset_a<SWIZZLED>(row0 + lane % 16, 2 * ks + lane / 16));
-    a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
+    a[0] = v.x;
+    a[1] = v.y;
+    a[2] = v.z;
+    a[3] = v.w;
   } else {
     const unsigned g = lane / 4, word = lane % 4 * 4;
 #pragma unroll
@@ -31,11 +34,17 @@ __device__ __forceinline__ void read_b(ptx::u32 (&b0)[2], ptx::u32 (&b1)[2], ptx
   if constexpr (READ == Read::ldmatrix && B_LAYOUT == BLayout::n_by_k) {
     const unsigned row = col0 + lane % 8 + lane / 16 * 8, chunk = 2 * ks + lane / 8 % 2;
     const uint4 v = ptx::ldmatrix_x4(tile + offset_b<B_LAYOUT, SWIZZLED>(row, chunk));
-    b0[0] = v.x, b0[1] = v.y, b1[0] = v.z, b1[1] = v.w;
+    b0[0] = v.x;
+    b0[1] = v.y;
+    b1[0] = v.z;
+    b1[1] = v.w;
   } else if constexpr (READ == Read::ldmatrix) {
     const unsigned row = 16 * ks + lane % 16, chunk = col0 / 8 + lane / 16;
     const uint4 v = ptx::ldmatrix_x4_trans(tile + offset_b<B_LAYOUT, SWIZZLED>(row, chunk));
-    b0[0] = v.x, b0[1] = v.y, b1[0] = v.z, b1[1] = v.w;
+    b0[0] = v.x;
+    b0[1] = v.y;
+    b1[0] = v.z;
+    b1[1] = v.w;
   } else if constexpr (B_LAYOUT == BLayout::n_by_k) {
     const unsigned g = lane / 4, word = lane % 4 * 4;
 #pragma unroll
@@ -44,8 +53,8 @@ __device__ __forceinline__ void read_b(ptx::u32 (&b0)[2], ptx::u32 (&b1)[2], ptx
       b1[i] = ptx::ld_shared_u32(tile + offset_b<B_LAYOUT, SWIZZLED>(col0 + 8 + g, 2 * ks + i) + word);
     }
   } else {
-    // K runs down the rows, so the two halves of a register lie a row apart: four 2-byte loads a fragment. `col0` is a whole
-    // number of 16 columns and the row even, so that all addresses lie at fixed distances from one.
+    // K runs down the rows, so the two halves of a register lie a row apart: four 2-byte loads a fragment. `col0` is a
+    // whole number of 16 columns and the row even, so that all addresses lie at fixed distances from one.
     const ptx::u32 first = tile + offset_b<B_LAYOUT, SWIZZLED>(lane % 4 * 2, col0 / 8) + lane / 4 * 2;
     auto pair = [&](unsigned row, unsigned even, unsigned odd) {
       const ptx::u32 at = first + (16 * ks + row) * PANEL * 2;
@@ -79,7 +88,8 @@ __device__ __forceinline__ void multiply_k_permuted(Accumulator& acc, ptx::u32 a
 #pragma unroll
     for (int j = 0; j < FRAGMENTS_N; ++j) {
       const ptx::u32 b_1[2] = {b[j].x, b[j].y}, b_2[2] = {b[j].z, b[j].w};
-      mma_m16n8k16_bf16(acc[i][j], a_1, b_1), mma_m16n8k16_bf16(acc[i][j], a_2, b_2);
+      mma_m16n8k16_bf16(acc[i][j], a_1, b_1);
+      mma_m16n8k16_bf16(acc[i][j], a_2, b_2);
     }
     __syncwarp();  // or ptxas reads all of A ahead, and spills
   }

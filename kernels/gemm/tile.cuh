@@ -14,11 +14,11 @@ enum class Read { ld_shared = 0, ldmatrix = 1, ld_shared_v4 = 2 };
 enum class BLayout { k_by_n = 0, n_by_k = 1 };
 
 constexpr int ROW_BYTES_A = BK * 2;
-constexpr int CHUNK = 16;            // bytes that one thread moves at once, and the unit of the swizzle
-constexpr int PANEL = 64;            // columns of B in one 128-byte row: the widest box a 128 B swizzle takes
+constexpr int CHUNK = 16;  // bytes that one thread moves at once, and the unit of the swizzle
+constexpr int PANEL = 64;  // columns of B in one 128-byte row: the widest box a 128 B swizzle takes
 constexpr int PANEL_BYTES = BK * PANEL * 2;
 
-// One stage: A as [128][32]; B as [128][32] (N x K) or as two panels [32][64] (K x N). The same bytes in every load mode.
+// One stage: A as [128][32]; B as [128][32] (N x K) or two panels [32][64] (K x N). The same bytes in every load mode.
 struct Stage {
   unsigned char a[BM * BK * 2];
   unsigned char b[BN * BK * 2];

@@ -1,14 +1,14 @@
 // C[M][N] = A[M][K] * B[N][K]^T, bf16 in, fp32 accumulate, bf16 out: TMA, ldmatrix and mma.sync at one CTA per SM, and
-// what the tile of experiment `gemm` leaves on the table. M, N and K are multiples of the tile: the plan refuses others.
+// what the tile of experiment `gemm` leaves on the table. M, N and K are multiples of the tile: else the plan refuses.
 #include "../gemm/load.cuh"
 #include "../gemm/read.cuh"
 
 constexpr int WARPS = WARPS_M * WARPS_N;                   // that multiply
 constexpr int PRODUCER_WARPS = 4 * VARIANT_PRODUCER_WARP;  // registers move between whole warpgroups
-constexpr unsigned HEAD_START = 2;                         // K tiles that a skewed second half of the warps starts later
-constexpr int STEPS = BK / 16;                             // mma steps in a K tile
-constexpr int ROW_BYTES_C = WARP_N * 2;                    // of a warp's part of C in shared memory
-constexpr int PART_BYTES_C = 16 * ROW_BYTES_C;             // sixteen of its rows
+constexpr unsigned HEAD_START = 2;              // K tiles that a skewed second half of the warps starts later
+constexpr int STEPS = BK / 16;                  // mma steps in a K tile
+constexpr int ROW_BYTES_C = WARP_N * 2;         // of a warp's part of C in shared memory
+constexpr int PART_BYTES_C = 16 * ROW_BYTES_C;  // sixteen of its rows
 
 static_assert(WARP_M == 64 && WARP_N == WARP_TILE_N, "the warp tile sets the tile: two by four warps");
 static_assert(STEPS % 2 == 0, "the two sets of fragments take turns, so a K tile has an even number of steps");
@@ -20,7 +20,10 @@ struct Place {
   unsigned parity = 0;
 
   __device__ __forceinline__ void advance() {
-    if (++stage == STAGES) stage = 0, parity ^= 1;
+    if (++stage == STAGES) {
+      stage = 0;
+      parity ^= 1;
+    }
   }
 };
 
@@ -69,8 +72,10 @@ struct Fragments {
 
 template <int STAGES, bool PRODUCER_WARP, bool DOUBLE_BUFFER, bool PERSISTENT, bool STAGED_C, bool SKEWED>
 struct GemmTuned {
-  static_assert(!DOUBLE_BUFFER || PRODUCER_WARP, "warp 0 would load a stage anew that the last step's ldmatrix still reads");
-  static_assert(!PERSISTENT || PRODUCER_WARP, "a producer warp runs ahead into the next tile; without one nothing does");
+  static_assert(!DOUBLE_BUFFER || PRODUCER_WARP,
+                "warp 0 would load a stage anew that the last step's ldmatrix still reads");
+  static_assert(!PERSISTENT || PRODUCER_WARP,
+                "a producer warp runs ahead into the next tile; without one nothing does");
   static_assert(!SKEWED || PRODUCER_WARP, "a block barrier for each K tile would pull the two halves together again");
 
   using Smem = SharedTuned<STAGES, PRODUCER_WARP, STAGED_C>;
@@ -97,8 +102,8 @@ struct GemmTuned {
     __syncthreads();
 
     if (PRODUCER_WARP && warp >= WARPS) {
-      // A quarter of the SM's registers lies at each of its four schedulers: three warps there have 168 each by the launch
-      // bound, which is too few for those that multiply. The producer's warpgroup gives its own away.
+      // A quarter of the SM's registers lies at each of its four schedulers: three warps there have 168 each by the
+      // launch bound, which is too few for those that multiply. The producer's warpgroup gives its own away.
       ptx::setmaxnreg_dec<24>();
       if (warp == WARPS) for_each_tile([&](bool) { produce(); });
     } else {
@@ -148,8 +153,8 @@ struct GemmTuned {
     }
   }
 
-  // acc = this warp's part of the tile. With two sets of fragments, those of the next step are read while those of this one
-  // are multiplied, also across the border of two K tiles.
+  // acc = this warp's part of the tile. With two sets of fragments, those of the next step are read while those of this
+  // one are multiplied, also across the border of two K tiles.
   __device__ __forceinline__ void consume(Accumulator& acc, bool first) {
     const unsigned tiles = k / BK;
     if constexpr (!PRODUCER_WARP)
@@ -199,7 +204,7 @@ struct GemmTuned {
     }
   }
 
-  // K tile t has landed. Without a producer warp everybody has now left the stage of tile t - 1, and warp 0 loads it anew.
+  // K tile t has landed. Without a producer warp all have now left the stage of tile t - 1, and warp 0 loads it anew.
   __device__ __forceinline__ void enter(unsigned t) {
     wait_full(shared.full[at.stage], at.parity);
     if constexpr (!PRODUCER_WARP) {
@@ -210,12 +215,12 @@ struct GemmTuned {
 
   // This warp has read all that it wants of the stage: `read` has something of each read of its last two steps.
   //
-  // The arrive has to wait for those reads, and nothing makes it: ptxas issues it behind ldmatrix without looking at the
-  // scoreboard, and ldmatrix can be held up behind stores of C in the same queue while the arrive is not. The copy engine
-  // then overwrites rows that are still to be read (seen on an H200, persistent and with C from fragments). So the number of
-  // arrivals, always 1, is made to depend on them; they return in the order of their issue. To depend on the last one alone is
-  // too little, since ptxas changes the order of reads, also of neighbouring steps (seen too). `k >> 31` is 0, but ptxas cannot
-  // know. A fence.proxy.async in each thread would do; it costs 2 %.
+  // The arrive has to wait for those reads, and nothing makes it: ptxas issues it behind ldmatrix without looking at
+  // the scoreboard, and ldmatrix can be held up behind stores of C in the same queue while the arrive is not. The copy
+  // engine then overwrites rows that are still to be read (seen on an H200, persistent and with C from fragments). So
+  // the number of arrivals, always 1, is made to depend on them; they return in the order of their issue. To depend on
+  // the last one alone is too little, since ptxas changes the order of reads, also of neighbouring steps (seen too). `k
+  // >> 31` is 0, but ptxas cannot know. A fence.proxy.async in each thread would do; it costs 2 %.
   __device__ __forceinline__ void leave(int stage, ptx::u32 read) {
     if constexpr (PRODUCER_WARP) {
       __syncwarp();
@@ -223,8 +228,8 @@ struct GemmTuned {
     }
   }
 
-  // Two warps share a scheduler and its tensor core. The second half of the warps begins HEAD_START K tiles later, and so
-  // multiplies while the first half stores C, and the other way round; from then on they stay apart by themselves.
+  // Two warps share a scheduler and its tensor core. The second half of the warps begins HEAD_START K tiles later, and
+  // so multiplies while the first half stores C, and the other way round; from then on they stay apart by themselves.
   __device__ __forceinline__ void await_head_start() {
     if (SKEWED && warp >= WARPS / 2) ptx::bar_sync(1, 32 * WARPS);
   }
@@ -249,7 +254,7 @@ struct GemmTuned {
   }
 
   // Sixteen rows at a time through a part of shared memory that is this warp's own, so that no block barrier is needed:
-  // stmatrix lays the fragments out as rows, and each lane then writes 16 consecutive bytes of one, a row being whole sectors.
+  // stmatrix lays the fragments out as rows of whole sectors, and each lane then writes 16 consecutive bytes of one.
   __device__ __forceinline__ void store_staged(const Accumulator& acc) {
     constexpr int CHUNKS = ROW_BYTES_C / CHUNK, ROWS = 32 / CHUNKS;  // chunks of a row; rows that a warp writes at once
     const ptx::u32 part = ptx::shared_address(shared.c) + warp * PART_BYTES_C;
@@ -259,13 +264,15 @@ struct GemmTuned {
     for (int i = 0; i < FRAGMENTS_M; ++i) {
 #pragma unroll
       for (int j = 0; j < FRAGMENTS_N; j += 2)
-        ptx::stmatrix_x4(part + chunk_offset<ROW_BYTES_C, true>(lane % 16, j + lane / 16),
-                         {pack_bf16x2(acc[i][j][0], acc[i][j][1]), pack_bf16x2(acc[i][j][2], acc[i][j][3]),
-                          pack_bf16x2(acc[i][j + 1][0], acc[i][j + 1][1]), pack_bf16x2(acc[i][j + 1][2], acc[i][j + 1][3])});
+        ptx::stmatrix_x4(
+            part + chunk_offset<ROW_BYTES_C, true>(lane % 16, j + lane / 16),
+            {pack_bf16x2(acc[i][j][0], acc[i][j][1]), pack_bf16x2(acc[i][j][2], acc[i][j][3]),
+             pack_bf16x2(acc[i][j + 1][0], acc[i][j + 1][1]), pack_bf16x2(acc[i][j + 1][2], acc[i][j + 1][3])});
       __syncwarp();
 #pragma unroll
       for (int r = 0; r < 16; r += ROWS) {
-        ptx::st_global_v4(target, ptx::ld_shared_v4(part + chunk_offset<ROW_BYTES_C, true>(r + lane / CHUNKS, lane % CHUNKS)));
+        ptx::st_global_v4(target,
+                          ptx::ld_shared_v4(part + chunk_offset<ROW_BYTES_C, true>(r + lane / CHUNKS, lane % CHUNKS)));
         target += 2ull * ROWS * n;
       }
       __syncwarp();
@@ -273,14 +280,14 @@ struct GemmTuned {
   }
 };
 
-using Variant = GemmTuned<VARIANT_STAGES, bool(VARIANT_PRODUCER_WARP), bool(VARIANT_DOUBLE_BUFFER), bool(VARIANT_PERSISTENT),
-                          bool(VARIANT_STAGED_C), bool(VARIANT_SKEW)>;
+using Variant = GemmTuned<VARIANT_STAGES, bool(VARIANT_PRODUCER_WARP), bool(VARIANT_DOUBLE_BUFFER),
+                          bool(VARIANT_PERSISTENT), bool(VARIANT_STAGED_C), bool(VARIANT_SKEW)>;
 
-// grid = tiles of C, or as many CTAs as fit at once; block = 256 or with the producer's warpgroup 384 threads; dynamic shared
-// memory >= sizeof(Variant::Smem); C is M x N row-major bf16.
+// grid = tiles of C, or as many CTAs as fit at once; block = 256 or with the producer's warpgroup 384 threads; dynamic
+// shared memory >= sizeof(Variant::Smem); C is M x N row-major bf16.
 extern "C" __global__ void __launch_bounds__(32 * (WARPS + PRODUCER_WARPS), CTAS_PER_SM)
-    gemm_tuned(const __grid_constant__ Variant::Source a, const __grid_constant__ Variant::Source b, ptx::u32* c, unsigned m,
-               unsigned n, unsigned k) {
+    gemm_tuned(const __grid_constant__ Variant::Source a, const __grid_constant__ Variant::Source b, ptx::u32* c,
+               unsigned m, unsigned n, unsigned k) {
   extern __shared__ __align__(1024) unsigned char bytes[];
   Variant{*reinterpret_cast<Variant::Smem*>(bytes), a, b, c, m, n, k}.run();
 }

@@ -1,123 +1,53 @@
 // C[M][N] = A[M][K] * B, bf16 in, fp32 accumulate, bf16 out, by wgmma: A is M x K, B N x K or (B_LAYOUT 0) K x N, all
-// row-major. Any M; N and K multiples of 8. What hangs over an edge of A, B or C is the copy engine's to fill with zeros and to
-// leave out.
+// row-major. Any M; N and K multiples of 8. The copy engine fills what hangs over an edge of A or B with zeros, and
+// leaves out what hangs over an edge of C.
 //
-// A tile of C is a CTA's work, and `MULTIPLIERS` warpgroups multiply: together, or (ping-pong) each a whole tile, in turns.
+// A CTA computes a tile of C, and `MULTIPLIERS` warpgroups multiply it: together, or (ping-pong) a tile each in turns.
 #include "../cluster.cuh"
 #include "../copy_engine.cuh"
+#include "../dependent_launch.cuh"
 #include "../mma.cuh"
 #include "../swizzle.cuh"
 #include "../wgmma.cuh"
-#include "sums_through_l2.cuh"
+#include "config.cuh"
+#include "sums.cuh"
 #include "tile_order.cuh"
-
-constexpr int BM = TILE_M, BN = TILE_N, BK = TILE_K;
-constexpr int MULTIPLIERS = WARPGROUPS, GROUP = 128, GROUP_WARPS = 4;
-constexpr int STAGES = VARIANT_STAGES;
-constexpr bool PRODUCER = VARIANT_PRODUCER, PERSISTENT = VARIANT_PERSISTENT, PINGPONG = VARIANT_PINGPONG;
-constexpr bool STAGED_C = VARIANT_C_SLOTS > 0, DEPENDENT = VARIANT_DEPENDENT, K_BY_N = VARIANT_B_LAYOUT == 0;
-constexpr int C_SLOTS = STAGED_C ? VARIANT_C_SLOTS : 1;  // of 64 x 64 elements, for each warpgroup that multiplies
-constexpr unsigned CLUSTER_M = CLUSTER_TILES_M, CLUSTER_N = CLUSTER_TILES_N;  // tiles of a cluster
-constexpr unsigned SPLIT = VARIANT_SPLIT_K % 100;  // CTAs that share the K of a tile, of a cluster or (THROUGH_L2) of several
-constexpr unsigned PLANE = CLUSTER_M * CLUSTER_N;  // CTAs of a cluster that have the same share of K
-constexpr bool THROUGH_L2 = VARIANT_SPLIT_K > 100, MULTICAST = PLANE > 1;
-constexpr unsigned CLUSTER = PLANE * (THROUGH_L2 ? 1 : SPLIT);
-constexpr unsigned SHARERS = CLUSTER_M + CLUSTER_N - 1;  // CTAs of a cluster that load into this one, itself among them
-constexpr Order ORDER = Order(VARIANT_ORDER);
-
-constexpr int ROWS = PINGPONG ? BM : BM / MULTIPLIERS;  // of C that a warpgroup multiplies
-constexpr int ROW_BLOCKS = ROWS / 64;                   // wgmma takes 64 at a time
-constexpr int COLUMN_CHUNKS = BN / 64;
-constexpr int A_BYTES = BM * BK * 2, B_BYTES = BN * BK * 2, C_SLOT_BYTES = 64 * 64 * 2;
-
-// Where CTAs share the K of a tile, each adds up some chunks of 8 columns of it: those from `first_chunk` of its rank on.
-constexpr unsigned CHUNKS = BN / 8, MOST_CHUNKS = (CHUNKS + SPLIT - 1) / SPLIT;
-__device__ constexpr unsigned first_chunk(unsigned rank_k) { return rank_k * CHUNKS / SPLIT; }
-using Sums = TileSums<SPLIT, MOST_CHUNKS, ROW_BLOCKS, MULTIPLIERS * GROUP>;
-static_assert(BK == 64, "a row of a K-major tile is the 128 bytes of one swizzled row");
-static_assert(ROWS % 64 == 0 && ROWS >= 64, "wgmma multiplies 64 rows at a time");
-static_assert(MULTIPLIERS <= 2, "the registers are shared out between a producer and two warpgroups");
-static_assert(!PINGPONG || MULTIPLIERS == 2, "two warpgroups take turns");
-static_assert(PRODUCER || (!PERSISTENT && !PINGPONG && !MULTICAST),
-              "only a producer runs ahead: into the next tile, for the other warpgroup, and for the other CTA");
-static_assert(PERSISTENT || !PINGPONG, "warpgroups that take turns have more than one tile");
-static_assert(SPLIT == 1 || (!PERSISTENT && !STAGED_C), "sums of a split tile are received once, and go to C from the fragments");
-static_assert(BM / CLUSTER_N % 8 == 0 && BN / CLUSTER_M % (K_BY_N ? 64 : 8) == 0,
-              "each CTA of a cluster loads whole swizzle patterns");
-
-// A place in the ring of stages; the parity of its barriers flips each time the ring comes round.
-struct Place {
-  unsigned stage = 0, parity = 0;
-
-  __device__ __forceinline__ void advance(unsigned by = 1) {
-    stage += by;
-    if (by == 1) {
-      if (stage == STAGES) stage = 0, parity ^= 1;
-    } else {
-      parity ^= stage / STAGES & 1, stage %= STAGES;
-    }
-  }
-};
-
-struct alignas(1024) Stage {
-  unsigned char a[A_BYTES], b[B_BYTES];
-};
-
-struct alignas(1024) Shared {
-  Stage stage[STAGES];
-  unsigned char c[MULTIPLIERS][C_SLOTS][STAGED_C ? C_SLOT_BYTES : 0];
-  float4 sums[THROUGH_L2 ? 0 : SPLIT - 1][MOST_CHUNKS][ROW_BLOCKS][MULTIPLIERS * GROUP];  // of the other CTAs, by thread
-  unsigned long long full[STAGES];   // a K tile has landed
-  unsigned long long empty[STAGES];  // every warp that multiplies it has read it, here and in the CTAs that share it
-  unsigned long long received[SPLIT > 1 && !THROUGH_L2];  // the sums of the other CTAs are here
-};
-
-// Named barriers: 0 is __syncthreads.
-enum Named : unsigned { TURN = 1, STORE = 3 };
 
 struct HopperGemm {
   Shared& shared;
   const ptx::TensorMap &a, &b, &c_map;
   ptx::u32* const c;
-  const unsigned m, n, k; Workspace* const workspace = nullptr;
+  const unsigned m, n, k;
+  Workspace* const workspace;  // null where no sums go through L2
+
   const unsigned lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   const unsigned group = warp / GROUP_WARPS;  // the last one loads, where there is a producer
+
+  // This CTA's place in its cluster: its share of K, and its tile among those of the cluster.
   const unsigned rank = CLUSTER > 1 ? ptx::cluster_ctarank() : 0;
-  const unsigned rank_k = SPLIT > 1 ? rank / PLANE + THROUGH_L2 * (blockIdx.x / PLANE % SPLIT) : 0, first_rank = THROUGH_L2 ? 0 : rank_k * PLANE;
-  const unsigned rank_m = MULTICAST ? rank % CLUSTER_M : 0, rank_n = MULTICAST ? rank % PLANE / CLUSTER_M : 0;
-  const unsigned rows = (m + BM * CLUSTER_M - 1) / (BM * CLUSTER_M), columns = (n + BN * CLUSTER_N - 1) / (BN * CLUSTER_N);
+  const unsigned rank_k = SPLIT > 1 ? rank / PLANE + (SUMS_THROUGH_L2 ? blockIdx.x / PLANE % SPLIT : 0) : 0;
+  const unsigned first_rank = SUMS_IN_CLUSTER ? rank_k * PLANE : 0;  // of the CTAs with this share
+  const unsigned rank_m = MULTICAST ? rank % CLUSTER_M : 0;
+  const unsigned rank_n = MULTICAST ? rank % PLANE / CLUSTER_M : 0;
+
+  // The tiles of C, counted in clusters.
+  const unsigned rows = (m + BM * CLUSTER_M - 1) / (BM * CLUSTER_M);
+  const unsigned columns = (n + BN * CLUSTER_N - 1) / (BN * CLUSTER_N);
   const unsigned first_tile = blockIdx.x / (PLANE * SPLIT), tile_step = gridDim.x / (PLANE * SPLIT);
-  unsigned m0 = 0, n0 = 0;             // of the tile in C
-  unsigned first_k = 0, k_tiles = 0;   // of this CTA
+
+  unsigned m0 = 0, n0 = 0;            // of the tile in C
+  unsigned first_k = 0, k_tiles = 0;  // of this CTA
   Place at = {};
-  unsigned first_slot = 0;  // of C, where a tile's parts are no whole number of rounds of them
+  unsigned first_slot = 0;  // of C: the parts of a tile take the slots in turn, from one tile to the next
 
   __device__ __forceinline__ void run() {
     split_k();
-    if (warp == 0 && ptx::elect_sync()) {
-      ptx::prefetch_tensormap(&a);
-      ptx::prefetch_tensormap(&b);
-      if constexpr (STAGED_C) ptx::prefetch_tensormap(&c_map);
-#pragma unroll
-      for (int s = 0; s < STAGES; ++s) {
-        ptx::mbarrier_init(ptx::shared_address(&shared.full[s]), 1);
-        if constexpr (PRODUCER)
-          ptx::mbarrier_init(ptx::shared_address(&shared.empty[s]),
-                             (PINGPONG ? 1 : MULTIPLIERS) * GROUP_WARPS * SHARERS);
-      }
-      if constexpr (SPLIT > 1 && !THROUGH_L2) {
-        const unsigned received = ptx::shared_address(shared.received);
-        ptx::mbarrier_init(received, 1);
-        ptx::mbarrier_arrive_expect_tx(received, (first_chunk(rank_k + 1) - first_chunk(rank_k)) * (SPLIT - 1) *
-                                                     sizeof shared.sums[0][0]);
-      }
-      ptx::fence_mbarrier_init();
-    }
+    if (warp == 0 && ptx::elect_sync()) prepare();
     if constexpr (CLUSTER > 1)
       meet_cluster();
     else
       __syncthreads();
-    // The launch before this one in the stream may still run: up to here nothing was read that it could write.
+    // The launch ahead of this one in the stream may still run: nothing that it could write was read up to here.
     if constexpr (DEPENDENT) {
       ptx::griddepcontrol_wait();
       ptx::griddepcontrol_launch_dependents();
@@ -133,13 +63,7 @@ struct HopperGemm {
     }
   }
 
-  // Every thread of the cluster.
-  __device__ __forceinline__ void meet_cluster() {
-    ptx::barrier_cluster_arrive_relaxed();
-    ptx::barrier_cluster_wait_acquire();
-  }
-
-  // The K tiles of this CTA: all, or its share of a split. A share may be empty; then its sums are zeros.
+  // Takes all K tiles, or this CTA's share of a split. A share may be empty; then its sums are zeros.
   __device__ __forceinline__ void split_k() {
     const unsigned all = (k + BK - 1) / BK;
     if constexpr (SPLIT == 1) {
@@ -151,45 +75,85 @@ struct HopperGemm {
     }
   }
 
-  // The CTAs of a cluster take neighbouring tiles, below and beside each other.
+  // Initialises the barriers. One thread calls it, before anybody loads or waits.
+  __device__ __forceinline__ void prepare() {
+    ptx::prefetch_tensormap(&a);
+    ptx::prefetch_tensormap(&b);
+    if constexpr (STAGED_C) ptx::prefetch_tensormap(&c_map);
+#pragma unroll
+    for (int s = 0; s < STAGES; ++s) {
+      ptx::mbarrier_init(ptx::shared_address(&shared.full[s]), 1);
+      if constexpr (PRODUCER)
+        ptx::mbarrier_init(ptx::shared_address(&shared.empty[s]), (PINGPONG ? 1 : MULTIPLIERS) * GROUP_WARPS * SHARERS);
+    }
+    if constexpr (SUMS_IN_CLUSTER) ThroughCluster::expect(shared, rank_k);
+    ptx::fence_mbarrier_init();
+  }
+
+  // Waits for every thread of the cluster.
+  __device__ __forceinline__ void meet_cluster() {
+    ptx::barrier_cluster_arrive_relaxed();
+    ptx::barrier_cluster_wait_acquire();
+  }
+
+  // Places the tile in C. The CTAs of a cluster take neighbouring tiles, below and beside each other.
   __device__ __forceinline__ void place(unsigned tile) {
     const TilePlace placed = place_tile<ORDER>(tile, rows, columns);
     m0 = (placed.row * CLUSTER_M + rank_m) * BM;
     n0 = (placed.column * CLUSTER_N + rank_n) * BN;
   }
 
-  // ---- loads -----------------------------------------------------------------------------------------------------------
-
-  // K tile t. CTAs beside each other share their rows of A, those below each other their columns of B: each loads a slice of it
-  // into all that share it.
-  __device__ __forceinline__ void load(unsigned stage, unsigned t) {
-    constexpr unsigned EVERY_M = (1 << CLUSTER_M) - 1, EVERY_N = ((1 << PLANE) - 1) / EVERY_M;  // a bit in CLUSTER_M
-    const ptx::u16 a_sharers = EVERY_N << (first_rank + rank_m), b_sharers = EVERY_M << (first_rank + rank_n * CLUSTER_M);
-    constexpr unsigned A_ROWS = BM / CLUSTER_N, B_ROWS = BN / CLUSTER_M;  // of a slice
-    const unsigned full = ptx::shared_address(&shared.full[stage]), kk = (first_k + t) * BK;
-    const unsigned to_a = ptx::shared_address(shared.stage[stage].a), to_b = ptx::shared_address(shared.stage[stage].b);
-    ptx::mbarrier_arrive_expect_tx(full, A_BYTES + B_BYTES);
-    if constexpr (CLUSTER_N > 1)
-      ptx::cp_async_bulk_tensor_2d_multicast(to_a + rank_n * A_ROWS * BK * 2, &a, kk, m0 + rank_n * A_ROWS, full, a_sharers);
-    else
-      ptx::cp_async_bulk_tensor_2d(to_a, &a, kk, m0, full);
-    const unsigned to = to_b + rank_m * B_ROWS * BK * 2, nn = n0 + rank_m * B_ROWS;
-    if constexpr (!K_BY_N) {
-      if constexpr (CLUSTER_M > 1)
-        ptx::cp_async_bulk_tensor_2d_multicast(to, &b, kk, nn, full, b_sharers);
-      else
-        ptx::cp_async_bulk_tensor_2d(to, &b, kk, nn, full);
-    } else {  // 64 columns of N are a row of 128 bytes
-#pragma unroll
-      for (unsigned chunk = 0; chunk < B_ROWS / 64; ++chunk)
-        if constexpr (CLUSTER_M > 1)
-          ptx::cp_async_bulk_tensor_2d_multicast(to + chunk * 64 * BK * 2, &b, nn + 64 * chunk, kk, full, b_sharers);
-        else
-          ptx::cp_async_bulk_tensor_2d(to + chunk * 64 * BK * 2, &b, nn + 64 * chunk, kk, full);
+  __device__ __forceinline__ void wait(const unsigned long long& barrier, unsigned parity) {
+    while (!ptx::mbarrier_try_wait_parity(ptx::shared_address(&barrier), parity)) {
     }
   }
 
-  // The producer: as far ahead as the ring allows, also into the next tile.
+  // ---- loads --------------------------------------------------------------------------------------------------------
+
+  // Loads K tile t. CTAs beside each other share their rows of A, those below each other their columns of B: each loads
+  // a slice into all that share it.
+  __device__ __forceinline__ void load(unsigned stage, unsigned t) {
+    // A bit for the rank of each CTA that shares a slice: those beside each other are CLUSTER_M ranks apart.
+    constexpr unsigned BELOW = (1 << CLUSTER_M) - 1, BESIDE = ((1 << PLANE) - 1) / BELOW;
+    const ptx::u16 a_sharers = BESIDE << (first_rank + rank_m), b_sharers = BELOW << (first_rank + rank_n * CLUSTER_M);
+    const unsigned full = ptx::shared_address(&shared.full[stage]), kk = (first_k + t) * BK;
+    const unsigned to_a = ptx::shared_address(shared.stage[stage].a), to_b = ptx::shared_address(shared.stage[stage].b);
+    ptx::mbarrier_arrive_expect_tx(full, A_BYTES + B_BYTES);
+    load_a(to_a, kk, full, a_sharers);
+    load_b(to_b, kk, full, b_sharers);
+  }
+
+  __device__ __forceinline__ void load_a(unsigned to, unsigned kk, unsigned full, ptx::u16 sharers) {
+    constexpr unsigned SLICE = BM / CLUSTER_N;  // rows
+    if constexpr (CLUSTER_N > 1) {
+      ptx::cp_async_bulk_tensor_2d_multicast(to + rank_n * SLICE * BK * 2, &a, kk, m0 + rank_n * SLICE, full, sharers);
+    } else {
+      ptx::cp_async_bulk_tensor_2d(to, &a, kk, m0, full);
+    }
+  }
+
+  __device__ __forceinline__ void load_b(unsigned to, unsigned kk, unsigned full, ptx::u16 sharers) {
+    constexpr unsigned SLICE = BN / CLUSTER_M;  // columns
+    to += rank_m * SLICE * BK * 2;
+    const unsigned nn = n0 + rank_m * SLICE;
+    if constexpr (K_BY_N) {  // a row of 128 bytes is 64 columns
+#pragma unroll
+      for (unsigned chunk = 0; chunk < SLICE / 64; ++chunk)
+        load_box_of_b(to + chunk * 64 * BK * 2, nn + 64 * chunk, kk, full, sharers);
+    } else {
+      load_box_of_b(to, kk, nn, full, sharers);
+    }
+  }
+
+  __device__ __forceinline__ void load_box_of_b(unsigned to, unsigned x, unsigned y, unsigned full, ptx::u16 sharers) {
+    if constexpr (CLUSTER_M > 1) {
+      ptx::cp_async_bulk_tensor_2d_multicast(to, &b, x, y, full, sharers);
+    } else {
+      ptx::cp_async_bulk_tensor_2d(to, &b, x, y, full);
+    }
+  }
+
+  // Loads as far ahead as the ring allows, also into the next tile.
   __device__ __forceinline__ void produce() {
     for (unsigned tile = first_tile; tile < rows * columns; tile += tile_step) {
       place(tile);
@@ -202,7 +166,7 @@ struct HopperGemm {
       }
       if constexpr (!PERSISTENT) break;
     }
-    // The warps of other CTAs arrive here when they have read what this one loaded into them: until then this CTA must not end.
+    // Warps of other CTAs arrive here once they have read what this CTA loaded into theirs, so it must not end before.
     if constexpr (MULTICAST) {
 #pragma unroll 1
       for (unsigned s = 0; s < STAGES; ++s) {
@@ -212,12 +176,7 @@ struct HopperGemm {
     }
   }
 
-  __device__ __forceinline__ void wait(const unsigned long long& barrier, unsigned parity) {
-    while (!ptx::mbarrier_try_wait_parity(ptx::shared_address(&barrier), parity)) {
-    }
-  }
-
-  // ---- multiplication --------------------------------------------------------------------------------------------------
+  // ---- multiplication -----------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void multiply_and_store() {
     if constexpr (PINGPONG) {
@@ -228,16 +187,11 @@ struct HopperGemm {
     }
     const unsigned step = PINGPONG ? 2 * tile_step : tile_step;
     for (unsigned tile = first_tile + (PINGPONG ? group * tile_step : 0); tile < rows * columns; tile += step) {
-      float acc[ROW_BLOCKS][BN / 2];
-      // The barriers of the ring tell odd rounds from even ones and no more: a warpgroup waits at them in its turn alone.
+      Accumulator acc;
+      // The ring's barriers tell only odd rounds from even ones, so a warpgroup waits at them in its turn alone.
       if constexpr (PINGPONG) ptx::bar_sync(TURN + group, 2 * GROUP);
       multiply(acc, tile);
-      if constexpr (THROUGH_L2) store_through_l2(acc); else if constexpr (SPLIT > 1)
-        store_split(acc);
-      else if constexpr (STAGED_C)
-        store_staged(acc);
-      else
-        store_direct(acc);
+      store(acc);
       if constexpr (PINGPONG) at.advance(k_tiles);
       if constexpr (!PERSISTENT) break;
     }
@@ -247,23 +201,14 @@ struct HopperGemm {
     }
   }
 
-  // acc = this warpgroup's rows of the tile. One K tile is multiplied while the one before it is made free.
-  __device__ __forceinline__ void multiply(float (&acc)[ROW_BLOCKS][BN / 2], unsigned tile) {
+  // Computes this warpgroup's rows of the tile. One K tile is multiplied while the one before it is released.
+  __device__ __forceinline__ void multiply(Accumulator& acc, unsigned tile) {
     constexpr int PENDING = STAGES > 1 ? 1 : 0;
     if constexpr (!PRODUCER) {
       place(tile);
-      if (warp == 0 && ptx::elect_sync())
-#pragma unroll
-        for (unsigned t = 0; t < STAGES; ++t)
-          if (t < k_tiles) load(t, t);
-      __syncwarp();
+      load_first();
     }
-    if (SPLIT > 1 && k_tiles == 0) {
-#pragma unroll
-      for (int i = 0; i < ROW_BLOCKS; ++i)
-#pragma unroll
-        for (int j = 0; j < BN / 2; ++j) acc[i][j] = 0;
-    }
+    if (SPLIT > 1 && k_tiles == 0) clear(acc);
 
     unsigned before = 0;
 #pragma unroll 1
@@ -273,10 +218,10 @@ struct HopperGemm {
       issue(acc, at.stage, t > 0);
       ptx::wgmma_commit_group();
       ptx::wgmma_wait_group<PENDING>();
+      // The K tile before this one, or with a single stage this one, has been read, and its stage may be loaded anew.
       if constexpr (PRODUCER) {
         if (PENDING == 0 || t > 0) release(PENDING == 0 ? at.stage : before);
       } else {
-        // Everybody is done with the K tile before this one, or with a single stage with this one: its place is loaded anew.
         __syncthreads();
         const unsigned done = t - PENDING;
         if ((PENDING == 0 || t > 0) && done + STAGES < k_tiles && warp == 0) {
@@ -290,41 +235,92 @@ struct HopperGemm {
     if constexpr (PINGPONG) {
       if (tile + tile_step < rows * columns) ptx::bar_arrive(TURN + (group ^ 1), 2 * GROUP);
     }
-    if constexpr (PRODUCER) place(tile);  // of the store: while the last wgmma run
+    if constexpr (PRODUCER) place(tile);  // for the store, while the last wgmma run
     ptx::wgmma_wait_group<0>();
-    if (PRODUCER && PENDING > 0 && (SPLIT == 1 || k_tiles > 0)) release(before);  // a share may be empty
+    if (PRODUCER && PENDING > 0 && (SPLIT == 1 || k_tiles > 0)) release(before);  // an empty share has taken no stage
   }
 
-  // The wgmma of one K tile: 16 of K at a time.
-  __device__ __forceinline__ void issue(float (&acc)[ROW_BLOCKS][BN / 2], unsigned stage, bool add) {
-    const unsigned a_tile = ptx::shared_address(shared.stage[stage].a) + (PINGPONG ? 0 : group * ROWS * BK * 2);
+  // Fills the stages where there is no producer: warp 0 loads, and loads each stage anew once it was read.
+  __device__ __forceinline__ void load_first() {
+    if (warp == 0 && ptx::elect_sync())
+#pragma unroll
+      for (unsigned t = 0; t < STAGES; ++t)
+        if (t < k_tiles) load(t, t);
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void clear(Accumulator& acc) {
+#pragma unroll
+    for (int i = 0; i < ROW_BLOCKS; ++i)
+#pragma unroll
+      for (int j = 0; j < BN / 2; ++j) acc[i][j] = 0;
+  }
+
+  // Issues the wgmma of one K tile, 16 of K at a time.
+  __device__ __forceinline__ void issue(Accumulator& acc, unsigned stage, bool add) {
+    const unsigned a_tile = ptx::shared_address(shared.stage[stage].a) + first_row() * BK * 2;
     const unsigned b_tile = ptx::shared_address(shared.stage[stage].b);
 #pragma unroll
     for (int step = 0; step < BK / 16; ++step) {
       const ptx::u64 of_b = K_BY_N ? matrix_descriptor(b_tile + step * 16 * 128, 1024, 64 * BK * 2)
                                    : matrix_descriptor(b_tile + step * 32, 1024, 16);
 #pragma unroll
-      for (int i = 0; i < ROW_BLOCKS; ++i)
-        ptx::wgmma_m64k16_bf16<BN, K_BY_N>(acc[i], matrix_descriptor(a_tile + i * 64 * BK * 2 + step * 32, 1024, 16), of_b,
-                                           add || step > 0);
+      for (int i = 0; i < ROW_BLOCKS; ++i) {
+        const ptx::u64 of_a = matrix_descriptor(a_tile + i * 64 * BK * 2 + step * 32, 1024, 16);
+        ptx::wgmma_m64k16_bf16<BN, K_BY_N>(acc[i], of_a, of_b, add || step > 0);
+      }
     }
   }
 
-  // This warp has read the stage. One lane tells each producer that loads into it: those below and above, then those beside.
+  // Says that this warp has read the stage: one lane tells each producer that loads into it, those below and above,
+  // then those beside.
   __device__ __forceinline__ void release(unsigned stage) {
     const unsigned empty = ptx::shared_address(&shared.empty[stage]);
     if constexpr (MULTICAST) {
-      const unsigned below = rank_n * CLUSTER_M + lane, beside = (rank_n + 1 + lane - CLUSTER_M) % CLUSTER_N * CLUSTER_M + rank_m;
-      if (lane < SHARERS) ptx::mbarrier_arrive_cluster(ptx::mapa(empty, first_rank + (lane < CLUSTER_M ? below : beside)), 1);
+      const unsigned below = rank_n * CLUSTER_M + lane;
+      const unsigned beside = (rank_n + 1 + lane - CLUSTER_M) % CLUSTER_N * CLUSTER_M + rank_m;
+      if (lane < SHARERS)
+        ptx::mbarrier_arrive_cluster(ptx::mapa(empty, first_rank + (lane < CLUSTER_M ? below : beside)), 1);
     } else {
       if (lane == 0) ptx::mbarrier_arrive(empty, 1);
     }
   }
 
-  // ---- C ---------------------------------------------------------------------------------------------------------------
+  // ---- C ------------------------------------------------------------------------------------------------------------
 
-  // Straight from the fragments: a quad of lanes writes 16 consecutive bytes of a row, half a sector.
-  __device__ __forceinline__ void store_direct(const float (&acc)[ROW_BLOCKS][BN / 2], unsigned first = 0, unsigned last = BN / 8) {
+  __device__ __forceinline__ void store(Accumulator& acc) {
+    if constexpr (SUMS_THROUGH_L2)
+      store_split(acc, through_l2());
+    else if constexpr (SUMS_IN_CLUSTER)
+      store_split(acc, ThroughCluster{shared, rank_k, rank - first_rank});
+    else if constexpr (STAGED_C)
+      store_staged(acc);
+    else
+      store_direct(acc, 0, CHUNKS);
+  }
+
+  __device__ __forceinline__ ThroughL2 through_l2() const {
+    const unsigned tile = first_tile * PLANE + rank, tiles = gridDim.x / SPLIT;
+    TileSums* sums = reinterpret_cast<TileSums*>(workspace + COUNTERS * tiles);
+    return {workspace, tile, sums[tile], rank_k, lane, warp};
+  }
+
+  // Stores the columns that this CTA adds up. `to` is a constant in each pass, so the registers of a column are known.
+  template <class Way>
+  __device__ __forceinline__ void store_split(Accumulator& acc, const Way& way) {
+    send_sums(acc, way);
+    way.meet();
+#pragma unroll
+    for (unsigned to = 0; to < SPLIT; ++to)
+      if (to == rank_k) {
+        add_sums(acc, way, to);
+        store_direct(acc, first_chunk(to), first_chunk(to + 1));
+      }
+  }
+
+  // Stores chunks `first` to `end` straight from the fragments: a quad of lanes writes 16 consecutive bytes of a row,
+  // half a sector.
+  __device__ __forceinline__ void store_direct(const Accumulator& acc, unsigned first, unsigned end) {
     const unsigned row0 = m0 + first_row() + warp % GROUP_WARPS * 16 + lane / 4, column0 = n0 + lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < ROW_BLOCKS; ++i)
@@ -333,44 +329,35 @@ struct HopperGemm {
         const unsigned row = row0 + 64 * i + 8 * half;
         ptx::u32* target = c + (static_cast<unsigned long long>(row) * n + column0) / 2;
 #pragma unroll
-        for (unsigned j = first; j < last; ++j)
+        for (unsigned j = first; j < end; ++j)
           if (row < m && column0 + 8 * j < n)
             ptx::st_global_u32(target + 4 * j, pack_bf16x2(acc[i][4 * j + 2 * half], acc[i][4 * j + 2 * half + 1]));
       }
   }
 
+  // Returns the first of the tile's rows that this warpgroup multiplies.
   __device__ __forceinline__ unsigned first_row() const { return PINGPONG ? 0 : group * ROWS; }
 
-  // One thread of the warpgroup issues its stores and waits for them: elect.sync chooses the same lane each time.
-  __device__ __forceinline__ bool issues_stores() const { return warp % GROUP_WARPS == 0 && ptx::elect_sync(); }
-
-  // 64 x 64 at a time through slots of this warpgroup's own: stmatrix lays the fragments out as rows under the copy engine's
-  // swizzle, and the engine writes them while the next ones are laid out, and while the next tile is multiplied. With a slot for
-  // each part of a tile the warpgroup meets twice a tile, else twice for every `AT_ONCE` parts.
-  __device__ __forceinline__ void store_staged(const float (&acc)[ROW_BLOCKS][BN / 2]) {
-    constexpr int PARTS = ROW_BLOCKS * COLUMN_CHUNKS, AT_ONCE = PARTS <= C_SLOTS ? PARTS : C_SLOTS > 2 ? 2 : 1;
+  // Stores 64 x 64 elements at a time through slots of this warpgroup's own. The copy engine writes them while the next
+  // ones are laid out, and while the next tile is multiplied. With a slot for each part of a tile the warpgroup meets
+  // twice a tile, else twice for every `AT_ONCE` parts.
+  __device__ __forceinline__ void store_staged(const Accumulator& acc) {
+    constexpr int AT_ONCE = PARTS <= C_SLOTS ? PARTS : C_SLOTS > 2 ? 2 : 1;
     static_assert(PARTS % AT_ONCE == 0, "parts are laid out in whole groups");
 #pragma unroll
     for (int first = 0; first < PARTS; first += AT_ONCE) {
-      if (issues_stores()) ptx::cp_async_bulk_wait_group_read<C_SLOTS - AT_ONCE>();  // the last stores of these slots have left
+      // The last stores from these slots have left shared memory.
+      if (issues_stores()) ptx::cp_async_bulk_wait_group_read<C_SLOTS - AT_ONCE>();
       ptx::bar_sync(STORE + group, GROUP);
 #pragma unroll
-      for (int part = first; part < first + AT_ONCE; ++part) {
-        const unsigned row = slot_of(part, PARTS) + warp % GROUP_WARPS * 16 * 128;
-#pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-          const float* d = &acc[part / COLUMN_CHUNKS][32 * (part % COLUMN_CHUNKS) + 4 * j];
-          ptx::stmatrix_x4(row + chunk_offset<128, true>(lane % 16, j + lane / 16),
-                           {pack_bf16x2(d[0], d[1]), pack_bf16x2(d[2], d[3]), pack_bf16x2(d[4], d[5]), pack_bf16x2(d[6], d[7])});
-        }
-      }
+      for (int part = first; part < first + AT_ONCE; ++part) lay_out(acc, part);
       ptx::fence_proxy_async_shared();
       ptx::bar_sync(STORE + group, GROUP);
       if (issues_stores()) {
 #pragma unroll
         for (int part = first; part < first + AT_ONCE; ++part) {
-          ptx::cp_async_bulk_tensor_2d_store(&c_map, n0 + 64 * (part % COLUMN_CHUNKS), m0 + first_row() + 64 * (part / COLUMN_CHUNKS),
-                                             slot_of(part, PARTS));
+          ptx::cp_async_bulk_tensor_2d_store(&c_map, n0 + 64 * (part % COLUMN_PARTS),
+                                             m0 + first_row() + 64 * (part / COLUMN_PARTS), slot_of(part));
           ptx::cp_async_bulk_commit_group();
         }
       }
@@ -378,103 +365,42 @@ struct HopperGemm {
     first_slot = (first_slot + PARTS) % C_SLOTS;
   }
 
-  // Parts take the slots in turn, from one tile to the next.
-  __device__ __forceinline__ unsigned slot_of(int part, int parts) const {
-    return ptx::shared_address(shared.c[group][parts % C_SLOTS == 0 ? part % C_SLOTS : (first_slot + part) % C_SLOTS]);
+  // One thread of the warpgroup issues its stores and waits for them: elect.sync chooses the same lane each time.
+  __device__ __forceinline__ bool issues_stores() const { return warp % GROUP_WARPS == 0 && ptx::elect_sync(); }
+
+  // Writes this warp's fragments of a part as rows under the copy engine's swizzle.
+  __device__ __forceinline__ void lay_out(const Accumulator& acc, int part) {
+    const unsigned row = slot_of(part) + warp % GROUP_WARPS * 16 * 128;
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      const float* d = &acc[part / COLUMN_PARTS][32 * (part % COLUMN_PARTS) + 4 * j];
+      ptx::stmatrix_x4(
+          row + chunk_offset<128, true>(lane % 16, j + lane / 16),
+          {pack_bf16x2(d[0], d[1]), pack_bf16x2(d[2], d[3]), pack_bf16x2(d[4], d[5]), pack_bf16x2(d[6], d[7])});
+    }
   }
 
-  // The CTAs of the cluster have a share of K each. Each sends the others what they add up, straight from its registers, and adds
-  // what they send to its own, over the CTAs in their order, so that the result is the same each time. None ends before it has
-  // received, so that all that is sent to it finds it there.
-  __device__ __forceinline__ void store_split(float (&acc)[ROW_BLOCKS][BN / 2]) {
-    const unsigned same_place = rank - first_rank, received = ptx::shared_address(shared.received);
-#pragma unroll
-    for (unsigned chunk = 0; chunk < MOST_CHUNKS; ++chunk)  // to each CTA in turn: none is sent more than others at a time
-#pragma unroll
-      for (unsigned to = 0; to < SPLIT; ++to)
-        if (first_chunk(to) + chunk < first_chunk(to + 1) && to != rank_k)
-#pragma unroll
-          for (int i = 0; i < ROW_BLOCKS; ++i) {
-            const float* sums = &acc[i][4 * (first_chunk(to) + chunk)];
-            const unsigned place = ptx::shared_address(&shared.sums[slot(rank_k, to)][chunk][i][threadIdx.x]);
-            ptx::st_async_v4(ptx::mapa(place, to * PLANE + same_place), sums[0], sums[1], sums[2], sums[3],
-                             ptx::mapa(received, to * PLANE + same_place));
-          }
-    while (!ptx::mbarrier_try_wait_parity_cluster(received, 0)) {
-    }
-#pragma unroll
-    for (unsigned to = 0; to < SPLIT; ++to)
-      if (to == rank_k) {
-#pragma unroll
-        for (unsigned chunk = 0; chunk < first_chunk(to + 1) - first_chunk(to); ++chunk)
-#pragma unroll
-          for (int i = 0; i < ROW_BLOCKS; ++i) {
-            float* own = &acc[i][4 * (first_chunk(to) + chunk)];
-            float sum[4] = {};
-#pragma unroll
-            for (unsigned of = 0; of < SPLIT; ++of) {
-              const uint4 sent = of == to ? uint4{} : ptx::ld_shared_v4(ptx::shared_address(&shared.sums[slot(of, to)][chunk][i][threadIdx.x]));
-              sum[0] += of == to ? own[0] : __uint_as_float(sent.x), sum[1] += of == to ? own[1] : __uint_as_float(sent.y);
-              sum[2] += of == to ? own[2] : __uint_as_float(sent.z), sum[3] += of == to ? own[3] : __uint_as_float(sent.w);
-            }
-#pragma unroll
-            for (int v = 0; v < 4; ++v) own[v] = sum[v];
-          }
-        store_direct(acc, first_chunk(to), first_chunk(to + 1));
-      }
+  // Returns where a part lies. A tile of whole rounds of the slots has each part in the same slot each time.
+  __device__ __forceinline__ unsigned slot_of(int part) const {
+    return ptx::shared_address(shared.c[group][PARTS % C_SLOTS == 0 ? part % C_SLOTS : (first_slot + part) % C_SLOTS]);
   }
-  __device__ __forceinline__ void store_through_l2(float (&acc)[ROW_BLOCKS][BN / 2]);  // below
-  // Where CTA `to` receives what the CTA with share `of` of K sends it: it sends itself nothing.
-  __device__ __forceinline__ static unsigned slot(unsigned of, unsigned to) { return of < to ? of : of - 1; }
 };
 
-// grid = the tiles of C, or as many CTAs as fit at once, each time the CTAs of a cluster; block = 128 threads for each
-// warpgroup that multiplies and for the producer; dynamic shared memory >= sizeof(Shared); C is M x N row-major bf16.
-extern "C" __global__ void __launch_bounds__(GROUP * (MULTIPLIERS + PRODUCER), CTAS_PER_SM)
+// grid = the tiles of C times the CTAs that share one, or as many CTAs as fit at once, in whole clusters; block =
+// THREADS; dynamic shared memory >= sizeof(Shared); C is M x N row-major bf16. Only sums through L2 take a workspace.
+#if VARIANT_SUMS == 0
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     hopper_gemm(const __grid_constant__ ptx::TensorMap a, const __grid_constant__ ptx::TensorMap b,
-                const __grid_constant__ ptx::TensorMap c_map, ptx::u32* c, unsigned m, unsigned n, unsigned k WORKSPACE_PARAMETER) {
+                const __grid_constant__ ptx::TensorMap c_map, ptx::u32* c, unsigned m, unsigned n, unsigned k) {
   extern __shared__ __align__(1024) unsigned char bytes[];
-  HopperGemm{*reinterpret_cast<Shared*>(bytes), a, b, c_map, c, m, n, k WORKSPACE_ARGUMENT}.run();
+  HopperGemm{*reinterpret_cast<Shared*>(bytes), a, b, c_map, c, m, n, k, nullptr}.run();
 }
-
-// As store_split, but for the way that the sums take.
-static_assert(!THROUGH_L2 || CHUNKS % SPLIT == 0, "each CTA adds up as many columns as the others");
-__device__ __forceinline__ void HopperGemm::store_through_l2(float (&acc)[ROW_BLOCKS][BN / 2]) {
-  const unsigned tile = first_tile * PLANE + rank, tiles = gridDim.x / SPLIT;
-  auto& sums = reinterpret_cast<Sums*>(workspace + COUNTERS * tiles)[tile].sums;
-#pragma unroll
-  for (unsigned chunk = 0; chunk < MOST_CHUNKS; ++chunk)
-#pragma unroll
-    for (unsigned to = 0; to < SPLIT; ++to)
-      if (to != rank_k)
-#pragma unroll
-        for (int i = 0; i < ROW_BLOCKS; ++i) {
-          const float* own = &acc[i][4 * (first_chunk(to) + chunk)];
-          ptx::st_global_v4_f32(&sums[to][slot(rank_k, to)][chunk][i][threadIdx.x], own[0], own[1], own[2], own[3]);
-        }
-  __syncwarp();
-  if (lane == 0) meet_through_l2(&workspace[COUNTERS * tile + warp], rank_k == 0, SPLIT);
-  __syncwarp();
-#pragma unroll
-  for (unsigned to = 0; to < SPLIT; ++to)
-    if (to == rank_k) {
-#pragma unroll
-      for (unsigned chunk = 0; chunk < MOST_CHUNKS; ++chunk)
-#pragma unroll
-        for (int i = 0; i < ROW_BLOCKS; ++i) {
-          float* own = &acc[i][4 * (first_chunk(to) + chunk)];
-          float sum[4] = {};
-#pragma unroll
-          for (unsigned of = 0; of < SPLIT; ++of) {
-            const uint4 sent = of == to ? uint4{} : ptx::ld_global_v4(&sums[to][slot(of, to)][chunk][i][threadIdx.x]);
-            sum[0] += of == to ? own[0] : __uint_as_float(sent.x), sum[1] += of == to ? own[1] : __uint_as_float(sent.y);
-            sum[2] += of == to ? own[2] : __uint_as_float(sent.z), sum[3] += of == to ? own[3] : __uint_as_float(sent.w);
-          }
-#pragma unroll
-          for (int v = 0; v < 4; ++v) own[v] = sum[v];
-        }
-      store_direct(acc, first_chunk(to), first_chunk(to + 1));
-    }
+#else
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
+    hopper_gemm(const __grid_constant__ ptx::TensorMap a, const __grid_constant__ ptx::TensorMap b,
+                const __grid_constant__ ptx::TensorMap c_map, ptx::u32* c, unsigned m, unsigned n, unsigned k,
+                Workspace* workspace) {
+  extern __shared__ __align__(1024) unsigned char bytes[];
+  HopperGemm{*reinterpret_cast<Shared*>(bytes), a, b, c_map, c, m, n, k, workspace}.run();
 }
-#undef WORKSPACE_PARAMETER
-#undef WORKSPACE_ARGUMENT
+#endif

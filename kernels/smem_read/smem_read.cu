@@ -1,7 +1,7 @@
 // Reads of a tile in shared memory and nothing else: no mma hides what an access costs.
 //
-// Every warp reads the whole tile `passes` times and adds up what it gets, a sum for each lane that is checked afterwards.
-// With VARIANT_DEPENDENT each lane reads the address of its next access instead: a chain, whose end is checked.
+// Every warp reads the whole tile `passes` times and adds up what it gets, a sum for each lane that is checked
+// afterwards. With VARIANT_DEPENDENT each lane reads the address of its next access: a chain, whose end is checked.
 #include "tile.cuh"
 
 constexpr unsigned STEPS = 16;              // of the chain, in one pass
@@ -9,9 +9,12 @@ constexpr unsigned BATCH = 32 / REGISTERS;  // accesses that ptxas may order amo
 
 // What is added to a chunk of a chain that is staged: its low halves are offsets in the tile and become addresses.
 __device__ __forceinline__ u32 rebase(u32 tile, unsigned row) {
-  if constexpr (!DEPENDENT) return 0;
-  else if constexpr (TRANSPOSED) return row % 2 ? 0 : tile * 0x10001;  // the low half of a word is an element of an even row
-  else return tile;
+  if constexpr (!DEPENDENT)
+    return 0;
+  else if constexpr (TRANSPOSED)
+    return row % 2 ? 0 : tile * 0x10001;  // the low half of a word is an element of an even row
+  else
+    return tile;
 }
 
 // Global to shared memory, in the variant's layout.
@@ -57,8 +60,8 @@ __device__ __forceinline__ u32 dependent(u32 tile, unsigned passes) {
   return at - tile;
 }
 
-// One CTA per SM. sum[CTA][thread]; cycles[CTA][warp]: from warp 0's start after the barrier, which lets all warps go at
-// once, to the warp's own end, so that the largest of a CTA is what the SM took.
+// One CTA per SM. sum[CTA][thread]; cycles[CTA][warp]: from warp 0's start after the barrier, which lets all warps go
+// at once, to the warp's own end, so that the largest of a CTA is what the SM took.
 extern "C" __global__ void __launch_bounds__(1024, CTAS_PER_SM)
     smem_read(const unsigned char* source, u32* sum, unsigned long long* cycles, unsigned passes) {
   extern __shared__ __align__(1024) unsigned char bytes[];

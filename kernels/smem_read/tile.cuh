@@ -1,5 +1,5 @@
-// The tile in shared memory, and where each lane of each access reads it. rungs/workloads/smem_read.py works the same out
-// from what the instructions mean.
+// The tile in shared memory, and where each lane of each access reads it. rungs/workloads/smem_read.py works the same
+// out from what the instructions mean.
 #pragma once
 
 #include "../shared_reads.cuh"
@@ -48,8 +48,9 @@ constexpr unsigned BYTES = READ == Read::lds_u16 ? 64 : 128 * REGISTERS;
 constexpr unsigned ACCESSES = ROWS * ROW_BYTES / BYTES;
 static_assert(ORDER == Order::fragment || LAYOUT == Layout::plain, "row by row is one piece of memory: leave it plain");
 
-// How many 8x8 matrices an ldmatrix reads one below the other, and side by side. A has its second matrix below the first and
-// the third beside it, as mma wants them; B as N x K has the second beside the first, as K x N below it: K comes first.
+// How many 8x8 matrices an ldmatrix reads one below the other, and side by side. A has its second matrix below the
+// first and the third beside it, as mma wants them. B has K first: its second matrix is beside the first as N x K, and
+// below the first as K x N.
 constexpr unsigned DOWN = REGISTERS == 1 ? 1 : TILE == Tile::b_n_by_k ? REGISTERS / 2 : 2, BESIDE = REGISTERS / DOWN;
 
 // What one access covers: DEPTH rows of SPAN chunks. With LDS.U16 two do, whose rows alternate.
@@ -98,7 +99,7 @@ __device__ constexpr unsigned sum_of(unsigned index, unsigned r) {
   return (place * BESIDE + (TILE == Tile::b_n_by_k ? r % BESIDE : r / DOWN)) % 4;
 }
 
-// One access; the registers that it does not fill are zero. A chain has no use for most of them: ptxas would not read them.
+// One access; the registers that it does not fill are zero. A chain uses few of them, and ptxas reads no others.
 __device__ __forceinline__ uint4 read(u32 at) {
   uint2 two = {};
   if constexpr (READ == Read::lds_128) return DEPENDENT ? ptx::ld_volatile_shared_v4(at) : ptx::ld_shared_v4(at);

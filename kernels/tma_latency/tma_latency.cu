@@ -1,8 +1,8 @@
-// What one load costs, in cycles of the SM: until its data can be used (latency), until the thread can issue the next one
-// (issue), and until its data can be used where nothing has touched the tensor map yet (first touch).
+// What one load costs, in cycles of the SM: until its data can be used (latency), until the thread can issue the next
+// one (issue), and until its data can be used where nothing has touched the tensor map yet (first touch).
 //
-// `chain` has a node every `stride` lines of 128 bytes, whose first word is the line of the node after it. Each load of a
-// latency is of the node that the load before it named. One thread does all of it, in one warp: the others only flush L2.
+// `chain` has a node every `stride` lines of 128 bytes, whose first word is the line of the node after it. Each load of
+// a latency is of the node that the load before it named. One thread does all of it: the other warps only flush L2.
 #include "../tma_wall/source.cuh"
 
 enum class Load { ldg, cp_async, bulk, tensor_2d };
@@ -21,7 +21,7 @@ static_assert(WHAT != What::first_touch || LOAD == Load::tensor_2d, "only a tens
 struct Loader {
   const ChainSource& source;
   const unsigned char* chain;
-  unsigned bytes;          // of a load
+  unsigned bytes;           // of a load
   unsigned slots, barrier;  // addresses in shared memory
   unsigned parity = 0;
 
@@ -52,7 +52,9 @@ struct Loader {
     }
   }
 
-  __device__ __forceinline__ unsigned word(unsigned slot) const { return ptx::ld_shared_u32(slots + slot * SLOT_BYTES); }
+  __device__ __forceinline__ unsigned word(unsigned slot) const {
+    return ptx::ld_shared_u32(slots + slot * SLOT_BYTES);
+  }
 
   // The line that the node at `line` names.
   __device__ __forceinline__ unsigned follow(unsigned line) {
@@ -72,9 +74,10 @@ struct Loader {
     return line;
   }
 
-  // BURST loads that do not depend on each other; adds the cycles between the first and the last, and mixes their words into
-  // `mixed`, in order.
-  __device__ __forceinline__ unsigned burst(unsigned line, unsigned stride, unsigned mixed, unsigned long long& cycles) {
+  // BURST loads that do not depend on each other; adds the cycles between the first and the last, and mixes their words
+  // into `mixed`, in order.
+  __device__ __forceinline__ unsigned burst(unsigned line, unsigned stride, unsigned mixed,
+                                            unsigned long long& cycles) {
     unsigned found[BURST];
     expect(BURST);
     const unsigned long long begin = ptx::clock64_now();
@@ -107,7 +110,7 @@ __device__ __forceinline__ unsigned read_all(const unsigned char* buffer, unsign
   return mixed;
 }
 
-// grid = 1; block = 1024 threads; dynamic shared memory >= 16 slots of 1024 bytes and a barrier. `nodes` is a multiple of 16.
+// grid = 1; block = 1024 threads; dynamic shared memory >= 16 slots of 1024 bytes and a barrier; 16 divides `nodes`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     tma_latency(const __grid_constant__ ChainSource source, const unsigned char* chain, const unsigned char* flush,
                 unsigned* last, unsigned long long* cycles, unsigned nodes, unsigned stride, unsigned bytes,
@@ -116,8 +119,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const unsigned slots = ptx::shared_address(shared);
   Loader loader{source, chain, bytes, slots, slots + BURST * SLOT_BYTES};
 
-  // Warm: the chain lies in L2, the instructions and the tensor map in their caches. What was read is used below: ptxas drops
-  // loads that nothing uses, volatile or not.
+  // Warm: the chain lies in L2, the instructions and the tensor map in their caches. What was read is used below: ptxas
+  // drops loads that nothing uses, volatile or not.
   unsigned before = 0;
   unsigned long long spent = 0;
   if (threadIdx.x < 32 && chosen<ISSUE>()) {

@@ -7,7 +7,7 @@ enum class Map { bulk, tensor_1d, tensor_2d, tensor_3d };
 enum class Descriptor { by_value, prefetched, global };
 enum class Issue { elect, thread_zero };
 
-// Passed by value as a __grid_constant__. Each kind has both functions, of which a kernel calls the one that it declares.
+// Passed by value as a __grid_constant__. Each kind has both functions, and a kernel calls the one that it declares.
 template <bool TENSOR, Descriptor DESCRIPTOR>
 struct Source {
   ptx::TensorMap map;

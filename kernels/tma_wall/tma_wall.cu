@@ -1,10 +1,11 @@
-// How many bytes a second the copy engine moves. A CTA is one warp: it keeps `stages` tiles under way in a ring of slots,
-// and nothing but the engine is to be a limit.
+// How many bytes a second the copy engine moves. A CTA is one warp: it keeps `stages` tiles under way in a ring of
+// slots, and nothing but the engine is to be a limit.
 //
 // Loads: a word of each 128-byte line that has landed is added to the CTA's sum, line i giving word i mod 32, so that a
-// warp's 32 reads fall into 32 banks and a tile costs tile / 4096 of them. Stores: the slots are filled once, and each tile
-// written from the slot whose turn it is. Tiles of a CTA, or of a cluster together: its number, and from there on every one
-// that is as many tiles on as there are of them; and the same tiles again in each further pass.
+// warp's 32 reads fall into 32 banks and a tile costs tile / 4096 of them. Stores: the slots are filled once, and each
+// tile written from the slot whose turn it is. Tiles of a CTA, or of a cluster together: its number, and from there on
+// every one that is as many tiles on as there are of them; and the same tiles again in each further pass.
+#include "../cluster.cuh"
 #include "source.cuh"
 
 enum class Direction { load, store };
@@ -16,19 +17,21 @@ constexpr Descriptor DESCRIPTOR = Descriptor(VARIANT_DESCRIPTOR);
 constexpr Direction DIRECTION = VARIANT_DIRECTION ? Direction::store : Direction::load;
 constexpr unsigned SWIZZLE_CHUNKS = VARIANT_SWIZZLE / 16;  // of the span: the hardware XORs that many minus one
 constexpr unsigned CLUSTER = VARIANT_MULTICAST;
-constexpr unsigned BOX_1D = 1024;  // bytes: a box of 256 floats, the most that one instruction moves along one dimension
-constexpr unsigned ROWS_3D = 8;    // of a slice
+constexpr unsigned BOX_1D =
+    1024;                        // bytes: a box of 256 floats, the most that one instruction moves along one dimension
+constexpr unsigned ROWS_3D = 8;  // of a slice
 using TileSource = Source<MAP != Map::bulk, DESCRIPTOR>;
 
 static_assert(CLUSTER == 1 || (MAP == Map::tensor_2d && DIRECTION == Direction::load), "only 2D loads are multicast");
-static_assert(DIRECTION == Direction::load || MAP == Map::bulk || MAP == Map::tensor_2d, "1D and 3D maps are only loaded");
+static_assert(DIRECTION == Direction::load || MAP == Map::bulk || MAP == Map::tensor_2d,
+              "1D and 3D maps are only loaded");
 
 // Run-time numbers of a launch, the same for every variant.
 struct Shape {
   unsigned tiles, passes, tile_bytes, stages;
-  unsigned columns_log2;    // tiles side by side in the tensor, of a 2D and a 3D map
-  unsigned box_x, box_y;    // of a tile, in floats and rows; a multicast takes box_y / CLUSTER at a time
-  const float* fill;        // what the slots hold before they are stored
+  unsigned columns_log2;  // tiles side by side in the tensor, of a 2D and a 3D map
+  unsigned box_x, box_y;  // of a tile, in floats and rows; a multicast takes box_y / CLUSTER at a time
+  const float* fill;      // what the slots hold before they are stored
 };
 
 // The tiles of this CTA, one after the other.
@@ -61,7 +64,9 @@ struct Ring {
 
   __device__ __forceinline__ unsigned slot_address(unsigned slot) const { return slots + slot * shape.tile_bytes; }
 
-  __device__ __forceinline__ int x_of(unsigned tile) const { return (tile & ((1u << shape.columns_log2) - 1)) * shape.box_x; }
+  __device__ __forceinline__ int x_of(unsigned tile) const {
+    return (tile & ((1u << shape.columns_log2) - 1)) * shape.box_x;
+  }
 
   __device__ __forceinline__ int y_of(unsigned tile) const { return (tile >> shape.columns_log2) * shape.box_y; }
 
@@ -148,7 +153,10 @@ struct Ring {
         load(next.tile, slot, more);
         next.advance();
       }
-      if (++slot == shape.stages) slot = 0, parity ^= 1;
+      if (++slot == shape.stages) {
+        slot = 0;
+        parity ^= 1;
+      }
     }
     if constexpr (CLUSTER > 1) {  // nobody leaves while another may still arrive at its barriers
       ptx::barrier_cluster_arrive();
@@ -205,8 +213,8 @@ struct Ring {
   }
 };
 
-// grid = CTAs per SM x SMs; block = 32 threads; dynamic shared memory >= stages x (tile_bytes + 8, or + 16 in a cluster).
-// `sums` has a float for each CTA; a store has no use for it.
+// grid = CTAs per SM x SMs; block = 32 threads; dynamic shared memory >= stages x (tile_bytes + 8, or + 16 in a
+// cluster). `sums` has a float for each CTA; a store has no use for it.
 extern "C" __global__ void __launch_bounds__(LANES)
     tma_wall(const __grid_constant__ TileSource source, float* sums, const float* fill, unsigned tiles, unsigned passes,
              unsigned tile_bytes, unsigned stages, unsigned columns_log2, unsigned box_x, unsigned box_y) {

@@ -2,6 +2,7 @@
 //
 // A persistent grid of clusters of two CTAs, which take tiles of 128x128 above each other and share B: each loads its half and
 // multicasts it. Warpgroup 0 loads, 1 and 2 multiply 64 rows each. M is a multiple of 256, N of 128, K of 64.
+#include "cluster.cuh"
 #include "copy_engine.cuh"
 #include "mma.cuh"
 

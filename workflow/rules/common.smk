@@ -85,12 +85,6 @@ def either(names):
     return "|".join(sorted(map(re.escape, names))) or "(?!)"
 
 
-def named(experiment):
-    """A pattern of its variants' names: listed one by one they would be 40 kB of 2,000 in every path that Snakemake makes."""
-    levels = {name: "|".join(map(str, factor.levels)) for name, factor in experiment.factors.items()}
-    return re.sub(r"\\{(\w+)\\}", lambda factor: f"(?:{levels[factor[1]]})", re.escape(experiment.pattern))
-
-
 def declared_figures():
     """Of what is chosen and what is recorded and is no GEMM: experiment -> the figures that it has."""
     from rungs import workloads
@@ -112,7 +106,7 @@ wildcard_constraints:
     results_set=either([*([run.results] if run.gpu else []), *RECORDED]),
     arch=either([run.arch]),
     experiment=either({*run.experiments, *recorded_names()}),
-    variant="|".join([*map(named, run.experiments.values()), build.STAMP]),
+    variant="|".join([*(experiment.name_regex() for experiment in run.experiments.values()), build.STAMP]),
     job="[123]",
 
 

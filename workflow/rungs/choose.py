@@ -17,7 +17,7 @@ from rungs import wgmma
 from rungs.errors import Refused, RungsError
 from rungs.plan import BF16_BYTES
 from rungs.tables import Row, Shape, Source, _marked, grid, table
-from rungs.variants import Device, Experiment, Variant, ctas_along_k, load_device, load_experiment
+from rungs.variants import Device, Experiment, Variant, cluster_of, ctas_along_k, load_device, load_experiment
 
 ARCH = "sm_90a"
 EXPERIMENT = "hopper_gemm"
@@ -49,7 +49,7 @@ def estimate(experiment: Experiment, rung: str, shape: Shape, device: Device, sm
     variant = experiment.variant(rung)
     plans.check_problem(experiment, variant, shape)
     values, k = experiment.values(variant), shape[2]
-    along_m, along_n, of_cluster = wgmma.cluster_of(values)
+    along_m, along_n, of_cluster = cluster_of(values)
     cluster, split = along_m * along_n * of_cluster, ctas_along_k(values)
     at_once = min(sms or device.sms, rule["sms_in_clusters"].get(cluster, sms or device.sms)) // cluster * cluster
     together = cluster * split // of_cluster

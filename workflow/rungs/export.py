@@ -25,6 +25,7 @@ from rungs.variants import (
     Device,
     Experiment,
     Variant,
+    cluster_of,
     ctas_along_k,
     load_device,
     load_experiment,
@@ -246,11 +247,14 @@ def _launcher_words(experiment: Experiment, variant: Variant, device: Device, pr
     """What stands in the .cu alone: macros, kernel, and the kernel's parameters in their order."""
     outside, source = inlined(experiment.kernel)
     # In a namespace of the variant two exports have two kernels; a C name would be one symbol, defined twice.
-    source, times = re.subn(r'extern\s+"C"\s+(?=__global__)', "", source)
-    if times != 1:
+    linked = r'extern\s+"C"\s+(?=__global__)'
+    heads = [text.partition("{")[0] for text in re.split(linked, source)[1:]]
+    if not heads or not all(re.search(rf"\b{experiment.entry}\(", head) for head in heads):
         raise RungsError(
-            f'kernels/{experiment.kernel} has {times} kernels that are extern "C" __global__ with its headers: export takes one.'
+            f'kernels/{experiment.kernel} and its headers have an extern "C" __global__ that is not {experiment.entry}, or none:'
+            " export takes one kernel."
         )
+    source = re.sub(linked, "", source)
     titles = {factor.macro: factor.levels[variant.level(name)].title for name, factor in experiment.factors.items()}
     macros = experiment.macros(variant, device)
     defines = [
@@ -298,7 +302,7 @@ def _launcher_words(experiment: Experiment, variant: Variant, device: Device, pr
 def _plan_words(experiment: Experiment, variant: Variant, device: Device, probed: Plan) -> dict[str, str]:
     """What stands in the header's `plan`."""
     values = experiment.values(variant)
-    along_m, along_n, _ = wgmma.cluster_of(values)
+    along_m, along_n, _ = cluster_of(values)
     cluster = probed.cluster[0]
     if (probed.grid[1:], probed.block[1:], probed.cluster[1:]) != ((1, 1),) * 3:
         raise _unknown_plan(variant, "a grid, a block or a cluster of more than one dimension")

@@ -14,9 +14,10 @@ ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 NOBITS = 8
 NAMES = re.compile(
-    r"\.(debug_|nv_debug_|rela?\.debug_|rela?\.nv_debug_)"  # line tables and the PTX text
+    r"\.(nv\.merc\.)?("  # from sm_100 on most sections stand twice
+    r"(rela?\.)?(nv_)?debug_"  # line tables and the PTX text
+    r"|shstrtab|strtab|symtab)"
     r"|\.note\.nv\.tkinfo"  # the assembler's command line
-    r"|\.(shstrtab|strtab|symtab)"
 )
 """Sections that hold only names, paths, dates and line numbers."""
 

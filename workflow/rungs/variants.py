@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rungs import schemas
+from rungs import patterns, schemas
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT
 
@@ -25,12 +25,12 @@ PLANNED = {
     WGMMA: (
         *("TILE_M", "TILE_N", "TILE_K", "WARPGROUPS", "VARIANT_B_LAYOUT", "VARIANT_STAGES", "VARIANT_PRODUCER"),
         *("VARIANT_PERSISTENT", "CLUSTER_TILES_M", "CLUSTER_TILES_N", "VARIANT_C_SLOTS", "VARIANT_SPLIT_K"),
-        "VARIANT_DEPENDENT",
+        *("VARIANT_SUMS", "VARIANT_DEPENDENT"),
     ),
 }
 """What a GEMM multiplies with -> macros that the plan of its launch reads too."""
-THROUGH_L2 = 100
-"""Added to the CTAs along K of `VARIANT_SPLIT_K` where these are of several clusters, and their sums meet in L2."""
+MOST_OF_A_CLUSTER = 8
+"""CTAs of a cluster that every GPU with clusters launches; with more a launch needs an attribute of its own, and may not fit."""
 POSITIVE = re.compile(r"(TILE|WARP|RASTER)_|WARPGROUPS|CLUSTER_TILES|VARIANT_SPLIT_K")
 """Macros that are sizes or counts: a kernel or its plan divides by them."""
 NO_AXIS = ("only", "experiment", "rung", "m", "n", "k")
@@ -58,10 +58,13 @@ class Level:
 
 @dataclass(frozen=True)
 class Factor:
+    """`default` is the level that a variant has where its name leaves the factor out; None where every name holds the factor."""
+
     name: str
     macro: str
     title: str
     levels: Mapping[int, Level]
+    default: int | None = None
 
 
 @dataclass(frozen=True)
@@ -220,21 +223,32 @@ class Experiment:
     def variant(self, name: str) -> Variant:
         """The variant of that name; a rung's name (`B3`) serves too.
 
-        Raises RungsError for a name of another form, a level that does not exist or levels that exclude each other.
+        Raises RungsError for a name of another form, a level that does not exist, levels that exclude each other and a second
+        spelling of a name, for example one that spells a default out.
         """
         for ladder in self.ladders.values():
             if name in ladder.rungs:
                 return ladder.rungs[name]
-        match = re.fullmatch(_regex(self.pattern), name)
+        match = re.fullmatch(patterns.regex(self.pattern), name)
         if not match:
             rungs = ", ".join(itertools.chain.from_iterable(ladder.rungs for ladder in self.ladders.values()))
             raise RungsError(
                 f"{name!r} is no variant of {self.name}: a variant is named {self.pattern}, or is one of the rungs {rungs}."
             )
-        return self.assign({factor: int(value) for factor, value in match.groupdict().items()})
+        found = self.assign({factor: int(value) for factor, value in match.groupdict().items() if value is not None})
+        if found.name != name:
+            raise RungsError(
+                f"{name!r} is a second spelling of {found.name}, and a binary goes by one name, which leaves out default levels and"
+                f" leading zeros: write {found.name}."
+            )
+        return found
 
     def assign(self, levels: Mapping[str, int]) -> Variant:
-        """The variant with these levels, each checked against the factor and against what it requires."""
+        """The variant with these levels, each checked against the factor and against what it requires.
+
+        A factor that is left out has its default level.
+        """
+        levels = {**self.defaults, **levels}
         unknown = sorted(set(levels) - set(self.factors))
         missing = sorted(set(self.factors) - set(levels))
         if unknown or missing:
@@ -254,7 +268,22 @@ class Experiment:
                         f" {', '.join(map(str, allowed))}, not {levels[other]}: change one of the two."
                     )
         ordered = tuple((name, levels[name]) for name in self.factors)
-        return Variant(self.name, self.pattern.format(**dict(ordered)), ordered)
+        variant = Variant(self.name, patterns.name(self.pattern, dict(ordered), self.defaults), ordered)
+        if (self.workload, self.multiplies) == (GEMM, WGMMA):
+            _check_cluster(variant.name, self.values(variant))
+        return variant
+
+    @property
+    def defaults(self) -> dict[str, int]:
+        """Factor -> its default level, of the factors that have one."""
+        return {name: factor.default for name, factor in self.factors.items() if factor.default is not None}
+
+    def name_regex(self) -> str:
+        """A regular expression of its variants' names for a wildcard: the levels of each factor, in any combination. It captures no
+        group, and is short where a list of 2,000 names would be 40 kB in every path that Snakemake makes.
+        """
+        spelled = {name: [v for v in factor.levels if v != factor.default] for name, factor in self.factors.items()}
+        return patterns.regex_of_levels(self.pattern, spelled)
 
     def values(self, variant: Variant) -> dict[str, int]:
         """Every -D macro of the variant that does not depend on the architecture: what plan and kernel share."""
@@ -354,12 +383,6 @@ class Experiment:
         return ", ".join(f"{axis.title} {axis.label(value)}" for axis, value in named)
 
 
-@functools.cache
-def _regex(pattern: str) -> str:
-    """What the names of a pattern match, a group for each factor."""
-    return re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", re.escape(pattern))
-
-
 def experiment_names(folder: Path | None = None) -> list[str]:
     """Names of the experiments' files; what an editor leaves beside them (`.#gemm.yaml`) is none."""
     files = (folder or CONFIG / "experiments").glob("*.yaml")
@@ -369,7 +392,7 @@ def experiment_names(folder: Path | None = None) -> list[str]:
 def clash(experiments: Sequence[Experiment]) -> str:
     """What is wrong where two experiments can give one variant name, by which binaries are told apart; else empty."""
     for one, other in itertools.combinations(experiments, 2):
-        starts = [experiment.pattern.partition("{")[0] for experiment in (one, other)]
+        starts = [patterns.start(experiment.pattern) for experiment in (one, other)]
         if not (starts[0].startswith(starts[1]) or starts[1].startswith(starts[0])):
             continue
         names = {variant.name for variant in one.estimable()}
@@ -433,6 +456,7 @@ def parse_experiment(raw: Mapping) -> Experiment:
                 )
                 for value, level in factor["levels"].items()
             },
+            factor.get("default"),
         )
         for name, factor in raw["factors"].items()
     }
@@ -549,7 +573,28 @@ def _check_bridge(experiment: Experiment) -> None:
 
 def ctas_along_k(values: Mapping[str, int]) -> int:
     """How many CTAs share the K of a tile, of any experiment's kernel: 1 where each has all of it."""
-    return values.get("VARIANT_SPLIT_K", 1) % THROUGH_L2
+    return values.get("VARIANT_SPLIT_K", 1)
+
+
+def cluster_of(values: Mapping[str, int]) -> tuple[int, int, int]:
+    """CTAs of a cluster along M, along N and along K of a tile, of a kernel that multiplies by wgmma."""
+    split = 1 if sums_through_l2(values) else ctas_along_k(values)
+    return values["CLUSTER_TILES_M"], values["CLUSTER_TILES_N"], split
+
+
+def sums_through_l2(values: Mapping[str, int]) -> bool:
+    """Whether the CTAs that share the K of a tile are of several clusters, and add up through L2."""
+    return values["VARIANT_SUMS"] == 1
+
+
+def _check_cluster(name: str, values: Mapping[str, int]) -> None:
+    """Raises RungsError where tiles and CTAs along K make a larger cluster than a GPU launches."""
+    along_m, along_n, split = cluster_of(values)
+    if (ctas := along_m * along_n * split) > MOST_OF_A_CLUSTER:
+        raise RungsError(
+            f"{name} would have clusters of {ctas} CTAs, {along_m} x {along_n} tiles times {split} along K, and a cluster has at most"
+            f" {MOST_OF_A_CLUSTER}: choose a smaller cluster, fewer CTAs along K or sums through L2."
+        )
 
 
 def _check_choice(experiment: Experiment) -> None:
@@ -583,8 +628,8 @@ def _check_rung(experiment: Experiment, rung: str, who: str) -> None:
 
 
 def _check_pattern(experiment: Experiment) -> None:
-    """Each name is of one variant. Only where nothing but digits stands between two factors can it be of more."""
-    if not re.search(r"\}\d*\{", experiment.pattern):
+    """Each name is of one variant. Variants are looked through only where the pattern alone does not make sure of it."""
+    if patterns.tells_apart(experiment.pattern):
         return
     owner: dict[str, Variant] = {}
     for variant in experiment.estimable():
@@ -594,8 +639,9 @@ def _check_pattern(experiment: Experiment) -> None:
                 f" {', '.join(str(value) for _, value in other.levels)} and {', '.join(str(value) for _, value in variant.levels)}):"
                 f" put a letter or _ between the factors of variant_name {experiment.pattern}."
             )
-        match = re.fullmatch(_regex(experiment.pattern), variant.name)
-        if match is None or {name: int(value) for name, value in match.groupdict().items()} != dict(variant.levels):
+        match = re.fullmatch(patterns.regex(experiment.pattern), variant.name)
+        levels = {name: int(value) for name, value in match.groupdict().items() if value is not None} if match else {}
+        if {**experiment.defaults, **levels} != dict(variant.levels):
             raise RungsError(
                 f"Experiment {experiment.name}: the name {variant.name} does not say where one level ends and the next begins:"
                 f" put a letter or _ between the factors of variant_name {experiment.pattern}."
@@ -615,6 +661,7 @@ def _check_names(raw: Mapping) -> None:
         )
     if sorted(named) != sorted(factors) or re.search(r"\{\{|\}\}", raw["variant_name"]):
         raise RungsError(f"{where}: variant_name must hold each factor once, {', '.join(f'{{{f}}}' for f in factors)}.")
+    patterns.check(where, raw["variant_name"], factors)
     implied = {name: _implied(where, name, factor["levels"]) for name, factor in factors.items()}
     macros = [factor["macro"] for factor in factors.values()] + list(raw["constants"]) + ["CTAS_PER_SM"]
     macros += list(itertools.chain.from_iterable(implied.values()))
@@ -637,7 +684,7 @@ def _check_names(raw: Mapping) -> None:
     owner: dict[str, str] = {}
     for ladder, declared in raw["ladders"].items():
         for word in (ladder, *declared["rungs"]):
-            if word in RESERVED or re.fullmatch(_regex(raw["variant_name"]), word):
+            if word in RESERVED or re.fullmatch(patterns.regex(raw["variant_name"]), word):
                 meaning = "a word of rungs' own" if word in RESERVED else "the name of a variant too"
                 raise RungsError(f"{where}: ladder or rung {word} has a name that is {meaning}: rename it.")
         for rung in declared["rungs"]:
@@ -723,11 +770,6 @@ def _check_positive(where: str, macros: Mapping[str, int]) -> None:
     for macro, value in macros.items():
         if POSITIVE.match(macro) and value < 1:
             raise RungsError(f"{where} gives {macro} the value {value}: it must be 1 or more.")
-        if macro == "VARIANT_SPLIT_K" and not (value < THROUGH_L2 or 2 <= value - THROUGH_L2 < THROUGH_L2):
-            raise RungsError(
-                f"{where} gives {macro} the value {value}: it is how many CTAs share the K of a tile, below {THROUGH_L2}, and where"
-                f" their sums meet in L2 {THROUGH_L2} more, from {THROUGH_L2 + 2} to {2 * THROUGH_L2 - 1}."
-            )
 
 
 def _implied(where: str, factor: str, levels: Mapping[int, Mapping]) -> set[str]:

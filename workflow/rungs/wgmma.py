@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from rungs import plan as plans
 from rungs.errors import Refused
 from rungs.plan import BF16_BYTES, Plan, TensorMap, Workspace
-from rungs.variants import THROUGH_L2, Device, Experiment, Variant, ctas_along_k
+from rungs.variants import Device, Experiment, Variant, cluster_of, ctas_along_k, sums_through_l2
 
 GROUP_THREADS = 128
 C_SLOT = 64
@@ -19,17 +19,6 @@ C_SLOT = 64
 SPAN = "128B"
 COUNTERS_BYTES = 128
 """Of a tile whose sums go through L2: one of 4 bytes for each of its warps."""
-
-
-def cluster_of(values: Mapping[str, int]) -> tuple[int, int, int]:
-    """CTAs of a cluster along M, along N and along K of a tile."""
-    split = 1 if sums_through_l2(values) else ctas_along_k(values)
-    return values["CLUSTER_TILES_M"], values["CLUSTER_TILES_N"], split
-
-
-def sums_through_l2(values: Mapping[str, int]) -> bool:
-    """Whether CTAs of several clusters share the K of a tile."""
-    return values["VARIANT_SPLIT_K"] > THROUGH_L2
 
 
 def tiles(values: Mapping[str, int], problem: tuple[int, int, int]) -> int:

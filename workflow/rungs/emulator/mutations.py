@@ -16,7 +16,7 @@ GROUPS = {
     "TMA, producer warp": ("tun_bk64_wt64_s4_pw1_db1_ps1_ep1_sk1", "tun_bk64_wt32_s3_pw1_db0_ps0_ep0_sk0"),
     "wgmma": ("hop_t128128_s4_pw1_ps1_cl21_c2_pp0_o2_k1_dl1_bl1", "hop_t128128_s4_pw1_ps1_cl21_c2_pp1_o2_k1_dl1_bl1"),
     "wgmma, K over CTAs": ("hop_t128128_s1_pw1_ps0_cl11_c0_pp0_o0_k2_dl1_bl1",),
-    "wgmma, sums through L2": ("hop_t128128_s1_pw1_ps0_cl11_c0_pp0_o0_k102_dl1_bl1",),
+    "wgmma, sums through L2": ("hop_t128128_s1_pw1_ps0_cl11_c0_pp0_o0_k2_x1_dl1_bl1",),
 }
 """The kernels that are mutated, by how they load."""
 SYNC, CP_ASYNC, TMA, TUNED, WGMMA, SPLIT, THROUGH_L2 = GROUPS.values()

@@ -14,7 +14,10 @@ from rungs.errors import RungsError, shown
 
 SUPPORTED = ((7, 0), (9, 0))
 """PTX ISA versions, oldest and newest, whose instructions mean what this package does with them."""
-WRAPPERS = ("ptx.cuh", "mma.cuh", "copy_engine.cuh")
+WRAPPERS = tuple(
+    f"{name}.cuh"
+    for name in ("ptx", "mma", "wgmma", "copy_engine", "cluster", "gpu_scope", "dependent_launch", "shared_reads")
+)
 """Headers of one function per instruction: a report names the line that calls them."""
 MOST_REGISTERS = 1_000_000
 """Of a kernel. NVIDIA's compiler declares thousands; a million is a damaged number."""
