@@ -59,7 +59,7 @@ def record(results: Path, experiment_name: str, gaps: bool = False) -> None:
     merged, gone = _merged(target, experiment, new)
     _write(target, experiment, arch, merged)
     if gone:
-        print(f"{target} holds nothing more of {', '.join(gone)}, which {experiment.name} no longer has.")
+        print(f"{target.path} holds nothing more of {', '.join(gone)}, which {experiment.name} no longer has.")
     for sentence in boards.split_ladders(target.path, experiment, experiment.ladders) if "sweep" in jobs else []:
         print(sentence)
     many = sum(map(len, jobs.values()))

@@ -289,7 +289,7 @@ def write_recorded(folder: Path, kind: str, experiment: str, jobs: Mapping[str, 
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True)
 
 
 def _prefix(constant: Sequence[str], manifest: Mapping[str, Any]) -> str:
