@@ -318,3 +318,11 @@ def test_a_variant_builds_in_about_a_second_on_one_core(tmp_path):
         build(name, "sm_90a", tmp_path / name / f"{name}.json", toolchain())
         times.append(time.perf_counter() - start)
     assert min(times) < 2.0, times
+
+
+def test_flags_in_the_environment_have_no_influence(tmp_path, monkeypatch):
+    """They would stand in no manifest, and what a variant compiles to is remembered under its build id."""
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-DVARIANT_SWIZZLE=0")
+    monkeypatch.setenv("NVCC_PREPEND_FLAGS", "-O0")
+    found = build(B3, "sm_90a", tmp_path / B3 / f"{B3}.json", toolchain())
+    assert found["code_hash"] == manifest_of(B3, "sm_90a")["code_hash"] and found["status"] == "ok"

@@ -52,6 +52,8 @@ def reformat(repo):
             continued = line.endswith("\\")
         path.write_text("\n".join(lines) + "\n")
     kernel = repo / "kernels" / "gemm" / "gemm.cu"
+    if formatter := shutil.which("clang-format"):
+        subprocess.run([formatter, "-i", "--style={BasedOnStyle: Mozilla, ColumnLimit: 70}", str(kernel)], check=True)
     renamed = re.sub(r"\bacc\b", "sums_of_this_thread", kernel.read_text())
     assert renamed != kernel.read_text()
     kernel.write_text(renamed)

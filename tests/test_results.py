@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from binaries import manifest_of
 from rungs import record, results
 from rungs.errors import RungsError
 from rungs.files import ROOT, sha256_bytes
@@ -177,6 +178,15 @@ def test_every_recorded_job_is_intact_and_names_its_machine_code(monkeypatch):
                 assert built and built["code_hash"] == binary["code_hash"] and binary["launch_hash"], job.where
         for experiment in each.experiments("inspect"):
             assert all(each.job("inspect", experiment, name).intact for name in each.inspections(experiment))
+
+
+def test_what_is_built_here_is_the_recorded_machine_code(monkeypatch):
+    """Of ladder B, whatever codes.json remembers of it."""
+    monkeypatch.chdir(ROOT)
+    for path in recorded_sets():
+        for variant in GEMM.ladders["B"].rungs.values():
+            recorded = ResultsSet(path).build_manifest("gemm", "sm_90a", variant.name)
+            assert recorded and recorded["code_hash"] == manifest_of(variant.name, "sm_90a")["code_hash"], variant.name
 
 
 def test_the_recorded_sets_are_a_handful_of_files_and_small(monkeypatch):

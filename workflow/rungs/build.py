@@ -275,9 +275,8 @@ def _run_ninja(folder: Path, unit: Unit, arch: str, toolchain: Toolchain) -> str
     write_text(folder / "build.ninja", text)
     for made in filter(Path.is_symlink, (ptx, cubin)):  # into a cache that other checkouts read
         made.unlink()
-    run = subprocess.run(
-        [ninja, "-f", str(folder / "build.ninja"), str(cubin)], cwd=ROOT, capture_output=True, text=True
-    )
+    command = [ninja, "-f", str(folder / "build.ninja"), str(cubin)]
+    run = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True)
     Path(f"{ptx}.raw").unlink(missing_ok=True)
     if run.returncode:
         said = run.stdout + run.stderr
@@ -289,6 +288,11 @@ def _run_ninja(folder: Path, unit: Unit, arch: str, toolchain: Toolchain) -> str
         first = lines[0] if lines else f"ninja exited with {run.returncode}"
         return f"{unit.name} does not compile for {arch}: {' '.join(first.split())}."
     return ""
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment without the variables by which nvcc takes flags that no manifest would name."""
+    return {name: value for name, value in os.environ.items() if not re.fullmatch(r"NVCC_(PRE|AP)PEND_FLAGS", name)}
 
 
 def assemble(ptx: Path, cubin: Path, arch: str, toolchain: Toolchain) -> str:
