@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import shutil
@@ -160,6 +161,54 @@ def test_what_no_table_can_be_made_from_changes_nothing(packed, monkeypatch, tmp
     with pytest.raises(RungsError, match="a table never mixes fills"):
         record._write(packed, GEMM, "sm_90a", merged_jobs)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+class Killed(BaseException):
+    """What a test raises where SIGKILL would end the process."""
+
+
+def test_a_record_that_is_killed_between_two_files_is_finished_by_the_next(packed, monkeypatch, tmp_path):
+    monkeypatch.setattr(record, "RECORDED", tmp_path)
+    name = packed.jobs("sweep", "gemm")[0]
+    old = packed.job("sweep", "gemm", name)
+    csv = old.csv.replace(b",ok,", b",flagged,", 1)
+    new = {"sweep": {name: (csv, {**old.manifest, "csv_sha256": sha256_bytes(csv)})}}
+    merged_jobs, _ = record._merged(packed, GEMM, new)
+    moved = []
+
+    def replace(source, target):
+        if moved:
+            raise Killed
+        moved.append(Path(source).rename(target))
+
+    with monkeypatch.context() as killing:
+        killing.setattr(record.os, "replace", replace)
+        killing.setattr(record.shutil, "rmtree", lambda *_, **__: None)
+        killing.setattr(results, "whole", whole_by_rename)
+        with pytest.raises(Killed):
+            record._write(packed, GEMM, "sm_90a", merged_jobs)
+    assert len(moved) == 1 and [path.name for path in tmp_path.glob(".*")] != []
+    with record._alone():
+        assert packed.job("sweep", "gemm", name).csv == csv and not list(tmp_path.glob(".*"))
+        assert all(packed.job(*each[:3]).intact for each in results.each_job(packed, KINDS))
+
+
+@contextlib.contextmanager
+def whole_by_rename(path):
+    """`files.whole` without os.replace, which the test above breaks."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    yield path.with_name(f"{path.name}.new")
+    path.with_name(f"{path.name}.new").rename(path)
+
+
+def test_what_a_killed_record_had_only_begun_is_removed(packed, monkeypatch, tmp_path):
+    monkeypatch.setattr(record, "RECORDED", tmp_path)
+    begun = tmp_path / f".set{results.STAGED}abc"
+    shutil.copytree(packed.path, begun)
+    (begun / "csv" / "sweep" / "gemm.json").write_text("half")
+    before = packed.manifests("sweep", "gemm").read_text()
+    with record._alone():
+        assert not begun.exists() and packed.manifests("sweep", "gemm").read_text() == before
 
 
 # ---- the sets of this repo -------------------------------------------------------------------------------------------

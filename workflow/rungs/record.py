@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rungs import aggregate, boards, build, effects, schemas
 from rungs.errors import RungsError
 from rungs.files import sha256_bytes
-from rungs.results import COLD, INSPECT, KINDS, RECORDED, Job, ResultsSet, measured, write_recorded
+from rungs.results import COLD, INSPECT, KINDS, RECORDED, STAGED, Job, ResultsSet, measured, write_recorded
 from rungs.staleness import stale
 from rungs.variants import Experiment, load_experiment
 
@@ -54,10 +56,11 @@ def record(results: Path, experiment_name: str, gaps: bool = False) -> None:
     new: dict[str, Jobs] = {kind: {job.name: (job.csv, job.manifest) for job in found} for kind, found in jobs.items()}
     if "sweep" in jobs:
         new[INSPECT] = _inspected(live, arch, [job.name for job in jobs["sweep"]])
-    else:
-        _check_recorded(target, experiment, jobs)
-    merged, gone = _merged(target, experiment, new)
-    _write(target, experiment, arch, merged)
+    with _alone():
+        if "sweep" not in jobs:
+            _check_recorded(target, experiment, jobs)
+        merged, gone = _merged(target, experiment, new)
+        _write(target, experiment, arch, merged)
     if gone:
         print(f"{target.path} holds nothing more of {', '.join(gone)}, which {experiment.name} no longer has.")
     for sentence in boards.split_ladders(target.path, experiment, experiment.ladders) if "sweep" in jobs else []:
@@ -158,10 +161,29 @@ def _has(experiment: Experiment, variant: str) -> bool:
         return False
 
 
+READY = "ready"
+"""File in a staged set that was verified whole: from then on its tables are moved, also by the next `record` if this one is killed."""
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Keep another `record` waiting; what a killed one had verified is moved to its place, and what it had begun is removed."""
+    RECORDED.mkdir(parents=True, exist_ok=True)
+    folder = os.open(RECORDED, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        for stage in RECORDED.glob(f".*{STAGED}*"):
+            if (stage / READY).is_file():
+                _move(stage, RECORDED / stage.name[1:].partition(STAGED)[0])
+            shutil.rmtree(stage, ignore_errors=True)
+        yield
+    finally:
+        os.close(folder)
+
+
 def _write(target: ResultsSet, experiment: Experiment, arch: str, merged: Mapping[str, Jobs]) -> None:
     """Write the tables to a folder of their own, make data from them, and only then move them to their place."""
-    RECORDED.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(prefix=f".{target.path.name}.", dir=RECORDED))
+    stage = Path(tempfile.mkdtemp(prefix=f".{target.path.name}{STAGED}", dir=RECORDED))
     try:
         for kind, jobs in merged.items():
             write_recorded(stage, kind, experiment.name, jobs)
@@ -170,13 +192,22 @@ def _write(target: ResultsSet, experiment: Experiment, arch: str, merged: Mappin
             aggregate.aggregate(stage, experiment, arch, variants)
             if experiment.factorial and {variant.name for variant in experiment.off_ladder()} & set(variants):
                 effects.effects(stage, experiment, arch)
-        for path in sorted(path for path in stage.rglob("*") if path.is_file()):
-            place = target.path / path.relative_to(stage)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(path, place)
+        (stage / READY).touch()
+        _move(stage, target.path)
+        for kind in {INSPECT, *KINDS} - merged.keys():  # what there was is of variants that are no more
+            for path in (target.table(kind, experiment.name), target.manifests(kind, experiment.name)):
+                path.unlink(missing_ok=True)
     except OSError as error:
         raise RungsError(
             f"{target.path} cannot be written ({error.strerror}): free some space and record again."
         ) from None
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+
+
+def _move(stage: Path, target: Path) -> None:
+    """Move the tables and manifest files of a staged set to the recorded one."""
+    for path in sorted(path for path in (stage / "csv").rglob("*") if path.is_file()):
+        place = target / path.relative_to(stage)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, place)

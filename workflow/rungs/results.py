@@ -33,6 +33,8 @@ INSPECT = "inspect"
 TABLE = ".csv.gz"
 CONSTANT = ("run_id", "experiment", "variant", "arch")
 """Leading columns of a job's CSV that its manifest has too: a recorded table leaves them out."""
+STAGED = ".staged-"
+"""Part of the name of a folder beside the recorded sets in which `record` makes the next state of one."""
 RESTORE = "restore it from version control"
 MEASURED = {"sanitize": ("ok", "found", "not on this chip")}
 """Kind -> statuses of rows that say something of the variant; what a sanitizer found does. `measured` has those of other kinds."""
@@ -150,13 +152,9 @@ class ResultsSet:
 
     def architectures(self) -> list[str]:
         """Return the architectures whose binaries were inspected."""
-        live = {path.name for path in (self.path / "csv" / INSPECT).glob("*") if path.is_dir()}
-        recorded = self.experiments(INSPECT)
-        return sorted(live or {arch for name in recorded for arch in [self._recorded_arch(name)]})
-
-    def _recorded_arch(self, experiment: str) -> str:
-        jobs = _recorded(self.manifests(INSPECT, experiment))
-        return str(next(iter(jobs.values()))["arch"])
+        live = [path.name for path in (self.path / "csv" / INSPECT).glob("*") if path.is_dir()]
+        recorded = [_recorded(self.manifests(INSPECT, name)) for name in self.experiments(INSPECT) if not live]
+        return sorted({*live, *(str(built["arch"]) for jobs in recorded for built in jobs.values())})
 
     def build_manifest(self, experiment: str, arch: str, variant: str) -> dict[str, Any] | None:
         """Return the manifest of a variant's build, or None where the set has none."""
@@ -181,7 +179,10 @@ class ResultsSet:
             return schemas.read_csv(INSPECT, path) if path.is_file() else None
         if variant not in self.inspections(experiment):
             return None
-        return self.job(INSPECT, experiment, variant).frame(INSPECT)
+        job = self.job(INSPECT, experiment, variant)
+        if not job.intact:
+            raise RungsError(f"{job.where} was edited (its SHA-256 is not that in its manifest): {RESTORE}.")
+        return job.frame(INSPECT)
 
     def inspections(self, experiment: str) -> list[str]:
         """Return the variants whose inspection a recorded set has: all that were built but the clock stamp."""
@@ -191,7 +192,7 @@ class ResultsSet:
 
 def recorded_sets() -> list[Path]:
     """Return the folders of the recorded sets."""
-    return sorted(path for path in RECORDED.glob("*") if (path / "csv").is_dir())
+    return sorted(path for path in RECORDED.glob("[!.]*") if (path / "csv").is_dir())
 
 
 # ---- a result that stands --------------------------------------------------------------------------------------------
