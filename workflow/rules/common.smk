@@ -506,12 +506,11 @@ def shown_by(wildcards):
 
 
 def codes_behind(wildcards):
-    """What was found of changed sources: after an edit a recorded set is drawn again and shows what is stale, also in a clone,
-    which has no record of params."""
+    """What was found of changed sources, where it makes a recording stale: the pages then show it, also in a clone, which has no
+    record of params."""
     from rungs.staleness import CODES
 
-    stale_in(wildcards)
-    return [CODES.as_posix()] if wildcards.results_set != run.results and CODES.is_file() else []
+    return [CODES.as_posix()] if stale_in(wildcards) not in ("", "{}") and CODES.is_file() else []
 
 
 def stale_in(wildcards):

@@ -187,7 +187,7 @@ def read_set(label: str, spec: str, results: Path, experiment: Experiment) -> Se
         raise RungsError(f"{spec} has sweeps of {len(archs)} architectures where a set has one: measure it anew.")
     measured = aggregate.load(results, experiment, archs.pop(), variants)
     facts = aggregate.facts_of(results, experiment.name, variants)
-    stale = staleness.stale(results, [experiment.name], variants)
+    stale = staleness.stale(results, [experiment.name], variants, compare=True)
     shares = aggregate.shares_of(measured)
     return Set(label, spec, measured, facts, stale, shares, aggregate.spreads_of(measured))
 

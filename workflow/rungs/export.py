@@ -179,7 +179,7 @@ def measurements(experiment: Experiment, variant: Variant, recorded: Path, asked
         shape = experiment.describe(at)
         if at not in (asked, best):
             shape += f", at most {measured[best]['share_percent']:.1f} % at {experiment.describe(best)}"
-        if reason := staleness.stale(results, [experiment.name], [variant.name]).get(variant.name):
+        if reason := staleness.stale(results, [experiment.name], [variant.name], compare=True).get(variant.name):
             found.append(f"Recorded on {gpu}, but {reason}: what it took there is not of this source.")
             continue
         compiler = _versions(made["compiler"])

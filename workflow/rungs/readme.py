@@ -36,7 +36,7 @@ NOT_CURRENT = "README.md does not show what is recorded: run `python -m rungs re
 def note() -> str:
     """What is wrong with the root README's generated blocks, in a sentence; empty where they are current."""
     try:
-        filled = read()
+        filled = read(compare=False)
     except (RungsError, OSError) as error:
         return f"README.md cannot be checked: {error}"
     return "" if filled.now == filled.text else filled.wrong()
@@ -70,7 +70,7 @@ class Readme:
         return NOT_CURRENT
 
 
-def read() -> Readme:
+def read(compare: bool = True) -> Readme:
     """The root README, and its blocks made from the recorded sets."""
     from rungs import advise, claimpages, claims, equality, factorial, tables
 
@@ -80,12 +80,12 @@ def read() -> Readme:
     blocks: dict[str, str] = {}
     old: dict[str, Mapping[str, str]] = {}
     for results, name in settings.recordings():
-        known, experiment = stale(results, [name]), load_experiment(name)
+        known, experiment = stale(results, [name], compare=compare), load_experiment(name)
         made = tables.readme_blocks(results, name, known)
         if name in settings.recorded_factorials(results.relative_to("results").as_posix()):
             made |= factorial.blocks(results, name, known)
         if name == "copy_intensity":
-            made[f"{name}:advice"] = advise.block(results, stale(results, list(advise.EXPERIMENTS)))
+            made[f"{name}:advice"] = advise.block(results, stale(results, list(advise.EXPERIMENTS), compare=compare))
         if equality.compared(results, name):
             made |= equality.blocks(results, name)
         if results.name.endswith(COLD) and (hot := results.with_name(results.name.removesuffix(COLD))).is_dir():
@@ -96,7 +96,7 @@ def read() -> Readme:
             blocks[f"{results.name}:{block}"] = _marked(content, whose)
     for results in recorded_sets():
         if (results / claims.CSV).is_file():
-            old[f"{results.name}:claims"] = known = stale_claims(results)
+            old[f"{results.name}:claims"] = known = stale_claims(results, compare)
             blocks[f"{results.name}:claims"] = _marked(claimpages.block(results, known), known)
     return Readme(text, tables.apply_blocks(text, blocks), blocks, old)
 

@@ -51,7 +51,7 @@ def record(results: Path, experiment_name: str, gaps: bool = False) -> None:
             f"{results} has no sweep of {experiment.name}: run `snakemake sweeps` on a machine with a GPU."
         )
     arch, target = _target(results, [job.manifest for found in jobs.values() for job in found])
-    for variant, reason in stale(results, [experiment.name]).items():
+    for variant, reason in stale(results, [experiment.name], compare=True).items():
         raise RungsError(f"{variant} in {results} is stale ({reason}): measure it again before you record.")
     new: dict[str, Jobs] = {kind: {job.name: (job.csv, job.manifest) for job in found} for kind, found in jobs.items()}
     if "sweep" in jobs:

@@ -1,31 +1,40 @@
 """Whether a recording is still what this checkout would measure: the same machine code, the same launches, the same protocol.
 
-The text of a kernel decides nothing. Where it has changed since, the variant is compiled again and its machine code compared; what
-was found is remembered in `CODES`, which is committed, so that nobody compiles twice for one text.
+The text of a kernel decides nothing. Where more than comments and layout has changed since, the variant is compiled again and its machine
+code compared; what was found is remembered in `CODES`, which is committed, so that nobody compiles twice for one text.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import track
+
 from rungs import build, schemas, settings
 from rungs.errors import RungsError
-from rungs.files import read_json, write_json
+from rungs.files import ROOT, read_json, sha256_json, write_json
 from rungs.plan import launch_hash
 from rungs.protocol import protocol_hash
-from rungs.results import INSPECT, RECORDED, ResultsSet, each_job, recorded_sets
+from rungs.results import RECORDED, ResultsSet, each_job, recorded_sets
+from rungs.tokens import tokens_hash
 from rungs.variants import load_device, load_experiment
 
 CODES = RECORDED / "codes.json"
-"""Build id -> code hash of variants whose text has changed since they were recorded."""
+"""Hash of a variant's sources, macros, flags and compiler, without comments and layout -> hash of the machine code."""
+MOST_CODES = 4000
+"""Entries that `CODES` keeps, the newest, so that it stays under 400 kB."""
+SECONDS_A_BUILD = 0.8
+"""On one core; what `status` says that it will take."""
 MUTATIONS = Path("data") / "mutations" / "mutations.csv"
 """Where a results set keeps what was said of mutated kernels."""
 
@@ -33,10 +42,16 @@ Code = str | RungsError
 """The hash of a variant's machine code, or why there is none."""
 
 
-def stale(results: Path, experiments: Collection[str] = (), variants: Iterable[str] | None = None) -> dict[str, str]:
+def stale(
+    results: Path,
+    experiments: Collection[str] = (),
+    variants: Iterable[str] | None = None,
+    compare: bool = False,
+) -> dict[str, str]:
     """Return variant -> why its recording is no longer what this checkout would measure; empty where all is current.
 
-    `experiments` and `variants` are those to look at, where not all. Variants whose source has changed are compiled.
+    `experiments` and `variants` are those to look at, where not all. With `compare`, variants of another source are compiled; without it
+    what was found before decides, and what is not known yet stands.
     """
     found, wanted = ResultsSet(results), None if variants is None else set(variants)
     jobs = [
@@ -44,7 +59,7 @@ def stale(results: Path, experiments: Collection[str] = (), variants: Iterable[s
         for kind, experiment, job in each_job(found)
         if (not experiments or experiment in experiments) and (wanted is None or kind == "floor" or job in wanted)
     ]
-    codes = codes_now(found, [(m["experiment"], m["arch"], b["variant"]) for m in jobs for b in _binaries(m)])
+    codes = codes_now(found, _binaries_of(jobs), compare)
     reasons: dict[str, str] = {}
     for manifest in jobs:
         if reason := _why_stale(manifest, codes):
@@ -52,10 +67,16 @@ def stale(results: Path, experiments: Collection[str] = (), variants: Iterable[s
     return reasons
 
 
+def _binaries_of(manifests: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """Return (experiment, architecture, variant) of every binary that these jobs launched."""
+    return [(m["experiment"], m["arch"], binary["variant"]) for m in manifests for binary in _binaries(m)]
+
+
 def _binaries(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return what a manifest says of each binary that its job launched, the clock stamp last."""
+    """Return what a manifest says of each binary that its job launched: its own, then its predecessors', then the clock stamp."""
     binaries = manifest.get("arms") or {"": manifest.get("binary", {})}
-    return [binary for binary in (*binaries.values(), manifest.get("stamp", {})) if "build_id" in binary]
+    own = sorted(binaries.values(), key=lambda binary: binary.get("variant") != manifest["variant"])
+    return [binary for binary in (*own, manifest.get("stamp", {})) if "build_id" in binary]
 
 
 def _why_stale(manifest: Mapping[str, Any], codes: Mapping[tuple[str, str], Code]) -> str:
@@ -64,17 +85,17 @@ def _why_stale(manifest: Mapping[str, Any], codes: Mapping[tuple[str, str], Code
         return "the measuring protocol has changed since"
     for binary in _binaries(manifest):
         name, arch = binary["variant"], manifest["arch"]
-        code = codes[arch, name]
-        if isinstance(code, RungsError):
-            return str(code)
+        words = {manifest["variant"]: "it", build.STAMP: "the clock stamp"}.get(name, f"its predecessor {name}")
         if "code_hash" not in binary:
             return "an older rungs measured it, which kept no hash of the machine code"
+        code = codes.get((arch, name), binary["code_hash"])
+        if isinstance(code, RungsError):
+            return f"{words} {code}"
         if code != binary["code_hash"]:
-            return f"{name} compiles to other machine code since"
-        points, sms = points_of(manifest)
-        hashed = binary.get("launch_hash")
+            return f"{words} compiles to other machine code now"
+        hashed, (points, sms) = binary.get("launch_hash"), points_of(manifest)
         if hashed and hashed != _launch_hash(manifest["experiment"], name, arch, points, sms):
-            return f"{name} is launched in another way since"
+            return f"{words} is launched in another way now"
     return ""
 
 
@@ -97,53 +118,65 @@ def _launch_hash(experiment: str, variant: str, arch: str, points: tuple[tuple[i
 # ---- what variants compile to now ------------------------------------------------------------------------------------
 
 
-def codes_now(results: ResultsSet, wanted: Iterable[tuple[str, str, str]]) -> dict[tuple[str, str], Code]:
+def codes_now(
+    results: ResultsSet, wanted: Iterable[tuple[str, str, str]], compare: bool = True
+) -> dict[tuple[str, str], Code]:
     """Return (architecture, variant) -> code hash of what this checkout compiles, by the compiler of the recording.
 
-    `wanted` are (experiment, architecture, variant). Where the sources are those of the recording, or were compiled before, nothing is
-    compiled. A variant that does not compile any more, or whose compiler is not here, has a RungsError.
+    `wanted` are (experiment, architecture, variant). Nothing is compiled where the sources are those of the recording, or were compared
+    before, or differ in comments and layout alone. Else a variant is compiled, or without `compare` left out. One that does not
+    compile any more, or whose compiler is not here, has a RungsError, which goes on behind `it` or another subject.
     """
     codes: dict[tuple[str, str], Code] = {}
     unknown: dict[str, tuple[str, str, Mapping[str, str]]] = {}
-    known = _remembered()
+    known, found = _remembered(), dict[str, Code]()
     for experiment, arch, name in dict.fromkeys(wanted):
         made = results.build_manifest(experiment, arch, name) or {}
+        compiler = tuple(made.get("compiler", {}).items())
         try:
-            build_id = _build_id(name, arch, made)
+            build_id, text = _identity(name, arch, compiler)
         except RungsError as error:
-            codes[arch, name] = RungsError(f"its binary cannot be built any more ({str(error).removesuffix('.')})")
+            codes[arch, name] = RungsError(f"cannot be built any more ({str(error).removesuffix('.')})")
             continue
         if build_id == made.get("build_id") and "code_hash" in made:
-            codes[arch, name] = made["code_hash"]
-        elif build_id in known:
-            codes[arch, name] = known[build_id]
+            codes[arch, name] = found[text] = made["code_hash"]
+        elif text in known:
+            codes[arch, name] = known[text]
         else:
-            unknown[build_id] = name, arch, made.get("compiler", {})
-    found = _compiled(unknown)
-    codes |= {(arch, name): found[build_id] for build_id, (name, arch, _) in unknown.items()}
-    _remember({build_id: code for build_id, code in found.items() if isinstance(code, str)})
+            unknown[text] = name, arch, dict(compiler)
+    if compare:
+        found |= _compiled(unknown)
+    elif unknown:
+        print(f"rungs: {_many(unknown)}: `python -m rungs status` compares the machine code.", file=sys.stderr)
+    codes |= {(arch, name): found[text] for text, (name, arch, _) in unknown.items() if text in found}
+    _remember({text: code for text, code in found.items() if isinstance(code, str)})
     return codes
 
 
-def _build_id(name: str, arch: str, made: Mapping[str, Any]) -> str:
-    """Return what this checkout's build of a variant is called, by the compiler of an earlier build."""
-    return str(_identity(name, arch, tuple(made.get("compiler", {}).items())))
-
-
 @functools.cache
-def _identity(name: str, arch: str, compiler: tuple[tuple[str, str], ...]) -> str:
-    return str(build.identity(build.unit_of(name, arch), arch, dict(compiler))["build_id"])
+def _identity(name: str, arch: str, compiler: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+    """Return the id of this checkout's build of a variant, and a hash that is the same whatever its comments and layout."""
+    made = build.identity(build.unit_of(name, arch), arch, dict(compiler))
+    tokens = {source: tokens_hash(ROOT / source) for source in made["sources"]}
+    parts = {key: made[key] for key in ("macros", "flags", "compiler")}
+    return made["build_id"], sha256_json([tokens, parts])[:16]
+
+
+def _many(unknown: Collection[str]) -> str:
+    return f"{len(unknown)} recorded binar{'ies have' if len(unknown) > 1 else 'y has'} another source now"
 
 
 def _compiled(unknown: Mapping[str, tuple[str, str, Mapping[str, str]]]) -> dict[str, Code]:
-    """Compile the variants of these build ids, a core each, and return build id -> code hash."""
+    """Compile these variants, a core each, and return hash of the text -> code hash."""
     if not unknown:
         return {}
-    many = f"{len(unknown)} binaries have" if len(unknown) > 1 else "1 binary has"
-    print(f"rungs: {many} another source than was recorded: compiling to compare the machine code.", file=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix="rungs-code-") as folder, ThreadPoolExecutor(os.cpu_count()) as cores:
-        found = cores.map(lambda each: _compile(Path(folder), *each), unknown.values())
-        return dict(zip(unknown, found, strict=True))
+    cores = os.cpu_count() or 1
+    seconds = math.ceil(SECONDS_A_BUILD * len(unknown) / cores)
+    print(f"rungs: {_many(unknown)}: compiling to compare the machine code, about {seconds} s.", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="rungs-code-") as folder, ThreadPoolExecutor(cores) as pool:
+        found = pool.map(lambda each: _compile(Path(folder), *each), unknown.values())
+        bar = track(found, "compiling", len(unknown), console=Console(stderr=True), disable=not sys.stderr.isatty())
+        return dict(zip(unknown, bar, strict=True))
 
 
 def _compile(folder: Path, name: str, arch: str, compiler: Mapping[str, str]) -> Code:
@@ -151,58 +184,34 @@ def _compile(folder: Path, name: str, arch: str, compiler: Mapping[str, str]) ->
         tools = build.find_toolchain("pip")
         if compiler and compiler != tools.versions():
             versions = ", ".join(f"{tool} {version}" for tool, version in compiler.items())
-            return RungsError(
-                f"the source of {name} has changed since, and {versions}, which could compare, is not here"
-            )
+            return RungsError(f"has another source now, and {versions}, which could compare, is not here")
         made = build.build(name, arch, folder / arch / name / f"{name}.json", tools)
     except RungsError as error:
-        return RungsError(
-            f"the source of {name} has changed since and cannot be compiled ({str(error).removesuffix('.')})"
-        )
+        return RungsError(f"has another source now and cannot be compiled ({str(error).removesuffix('.')})")
     if made["status"] != "ok":
-        return RungsError(f"its binary cannot be built any more ({made['reason'].removesuffix('.')})")
+        return RungsError(f"cannot be built any more ({made['reason'].removesuffix('.')})")
     return str(made["code_hash"])
 
 
 def _remembered() -> dict[str, str]:
     known = read_json(CODES) if CODES.is_file() else {}
     if not all(isinstance(code, str) for code in known.values()):
-        raise RungsError(f"{CODES} maps a build to something that is no hash: delete it, and it is made again.")
+        raise RungsError(f"{CODES} maps a source to something that is no hash: delete it, and it is made again.")
     return known
 
 
 def _remember(found: Mapping[str, str]) -> None:
-    """Add to `CODES`, where there are recorded sets; a folder that cannot be written has them compiled again."""
-    if found and os.access(RECORDED, os.W_OK):
-        write_json(CODES, dict(sorted({**_remembered(), **found}.items())))
-
-
-def forget() -> None:
-    """Take out of `CODES` what no recorded set asks for now."""
-    if not CODES.is_file() or not os.access(RECORDED, os.W_OK):
-        return
-    used = set()
-    for results in map(ResultsSet, recorded_sets()):
-        for experiment, arch, name in {*_built(results), *_mutated(results.path)}:
-            with contextlib.suppress(RungsError):
-                used.add(_build_id(name, arch, results.build_manifest(experiment, arch, name) or {}))
+    """Add what is new to `CODES`, where there are recorded sets; where they cannot be written it is found again each time."""
     known = _remembered()
-    kept = {build_id: code for build_id, code in known.items() if build_id in used}
-    if not kept:
-        CODES.unlink()
-    elif kept != known:
-        write_json(CODES, kept)
-
-
-def _built(results: ResultsSet) -> Iterator[tuple[str, str, str]]:
-    for _, experiment, name in each_job(results, [INSPECT]):
-        yield experiment, results.manifest(INSPECT, experiment, name)["arch"], name
+    if found.keys() - known.keys() and os.access(RECORDED, os.W_OK):
+        newest = list({**known, **found}.items())[-MOST_CODES:]
+        write_json(CODES, dict(newest))
 
 
 # ---- claims, mutants, status -----------------------------------------------------------------------------------------
 
 
-def stale_claims(results: Path) -> dict[str, str]:
+def stale_claims(results: Path, compare: bool = False) -> dict[str, str]:
     """Return `stale` of the recordings that the set's claims are judged from."""
     from rungs import claims
 
@@ -213,7 +222,7 @@ def stale_claims(results: Path) -> dict[str, str]:
         used[row["experiment"]] = None if whole or before is None else before | named
     found: dict[str, str] = {}
     for experiment, variants in used.items():
-        found |= stale(results, [experiment], variants)
+        found |= stale(results, [experiment], variants, compare)
     return found
 
 
@@ -245,16 +254,21 @@ def _mutated(results: Path) -> list[tuple[str, str, str]]:
 
 
 def print_status() -> None:
-    """Print a line per recorded set and experiment, then one per stale recording."""
+    """Compare what has another source, then print a line per recorded set and experiment, and one per stale recording."""
     if not recorded_sets():
         print(f"Nothing is recorded under {RECORDED}.")
+    for results in recorded_sets():
+        found = ResultsSet(results)
+        jobs = [found.manifest(*each) for each in each_job(found)]
+        codes_now(found, [*_binaries_of(jobs), *_mutated(results)])
     for results, name in settings.recordings():
-        experiment, old = load_experiment(name), stale(results, [name])
+        experiment, old = load_experiment(name), stale(results, [name], compare=True)
         print(f"{results}: {name}, {len(ResultsSet(results).jobs('sweep', name))} variants, {len(old)} stale")
-        for variant, reason in old.items():
-            rungs = "/".join(experiment.rung_names(experiment.variant(variant)))
-            print(f"  stale: {rungs or variant} ({variant}): {reason}")
+        rungs = {
+            v.name: experiment.rung_names(v) for ladder in experiment.ladders.values() for v in ladder.rungs.values()
+        }
+        for variant in sorted(old, key=lambda variant: list(rungs).index(variant) if variant in rungs else len(rungs)):
+            print(f"  stale: {'/'.join(rungs.get(variant, [])) or variant} ({variant}): {old[variant]}")
     for results in recorded_sets():
         if mutated(results) and (changed := stale_mutations(results)):
-            print(f"{results}: mutations, stale: {', '.join(changed)} compiles to other machine code since")
-    forget()
+            print(f"{results}: mutations, stale: {', '.join(changed)} compiles to other machine code now")

@@ -175,15 +175,15 @@ def _rendered(results: Path, experiment: Experiment, table: Path) -> str:
     from rungs import factorial, sanitizepages, tables
 
     if table.parent.name == "md" and table.stem.endswith(SANITIZER):
-        return sanitizepages.render(results, experiment.name, stale(results, [experiment.name]))
+        return sanitizepages.render(results, experiment.name, stale(results, [experiment.name], compare=True))
     if table.parent.name == "md":
         render = tables.render_experiment if table.stem == experiment.name else factorial.render
-        return render(results, experiment, stale(results, [experiment.name]))
+        return render(results, experiment, stale(results, [experiment.name], compare=True))
     if (table.resolve().parent / "csv").is_dir():
         pages = sorted(path.stem for path in (results / "md").glob("*.md"))
         names = [page for page in pages if page in experiment_names()]
         whole = [name for name in names if f"{name}{FACTORIAL}" in pages]
-        return tables.render_set(results, names, stale(results), whole)
+        return tables.render_set(results, names, stale(results, compare=True), whole)
     return readme.read().now
 
 
@@ -320,7 +320,7 @@ def claim_chain(table: Path, name: str) -> Iterator[Link]:
     claim, row = pairs[name]
     text = table.read_text(encoding="utf-8")
     yield Link(f"{table} shows {name}", f"`{name}`" in text)
-    current = claimpages.render(results, stale_claims(results)) == text
+    current = claimpages.render(results, stale_claims(results, compare=True)) == text
     yield Link(f"{table} is {'' if current else 'not '}what its data give", current)
     arch = _arch_of(results)
     again = next(r for r in claims.judge_again(results, arch) if r["claim"] == name)
@@ -473,10 +473,10 @@ def _binary_links(
     changed = [source for source, digest in made["sources"].items() if not _is(ROOT / source, digest)]
     now = codes_now(found, [(experiment.name, arch, name)])[arch, name]
     if isinstance(now, RungsError):
-        yield Link(f"    {now}", False)
+        yield Link(f"    {name} {now}", False)
     elif changed:
         word = "the same" if now == code else "other"
-        yield Link(f"    {changed[0]} has changed since; this checkout compiles to {word} machine code", now == code)
+        yield Link(f"    {changed[0]} has changed since; {name} compiles to {word} machine code", now == code)
     else:
         yield Link("    those files are this checkout's, and compile to that machine code", now == code)
     yield Link(f"    {' '.join(made['flags'])}, nvcc {made['compiler']['nvcc']}, {_macros(made['macros'])}")
