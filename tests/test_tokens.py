@@ -66,7 +66,7 @@ def test_a_file_that_is_not_there_is_one_sentence(tmp_path):
 
 @pytest.mark.skipif(shutil.which("clang-format") is None, reason="clang-format is not on PATH")
 def test_another_layout_of_every_kernel_is_the_same_tokens(tmp_path):
-    style = "{BasedOnStyle: GNU, ColumnLimit: 70, SortIncludes: false, BreakStringLiterals: false}"
+    style = "{BasedOnStyle: Google, ColumnLimit: 70, SortIncludes: false, BreakStringLiterals: false}"
     for path in sorted([*(ROOT / "kernels").rglob("*.cu"), *(ROOT / "kernels").rglob("*.cuh")]):
         copy = tmp_path / path.name
         text = subprocess.run(

@@ -588,8 +588,10 @@ def check_executor():
 
 
 def measure_forced():
-    """What is asked for by force (-F, -R) is measured again, also where its machine code is that of the result that is there."""
-    if workflow.dag_settings.forceall or workflow.dag_settings.forcerun:
+    """What is asked for by force (-f, -F, -R) is measured again, also where its machine code is that of the result that is there."""
+    asked, measuring = workflow.dag_settings, {"sweep", "floor", "profile", "sanitize", "emulate"}
+    again = {name for name in asked.forcerun if name in measuring or str(name).endswith(".csv")}
+    if asked.forceall or asked.forcetargets or again:
         os.environ[AGAIN] = "1"
 
 

@@ -209,10 +209,10 @@ def read_recording(kind: str, job: Job, variant: str) -> Recording:
     where, manifest = job.where, job.manifest
     if not job.intact:
         raise RungsError(
-            f"{where} was edited or cut after it was measured (its SHA-256 is not that in its manifest): {AGAIN}."
+            f"{where} was edited or cut after it was measured (its SHA-256 is not that in its manifest): {job.fix}."
         )
     if manifest["variant"] != variant:
-        raise RungsError(f"{where} was measured with {manifest['variant']}, not {variant} as its name says: {AGAIN}.")
+        raise RungsError(f"{where} was measured with {manifest['variant']}, not {variant} as its name says: {job.fix}.")
     frame = job.frame(kind)
     axes = kind.partition("@")[2].split(",") if "@" in kind else list(schemas.SHAPE)
     for shape in manifest.get("shapes", []):

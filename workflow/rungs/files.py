@@ -86,7 +86,8 @@ def read_json_and_hash(
         data = Path(path).read_bytes()
         value = json.loads(data.decode("utf-8"))
     except FileNotFoundError:
-        raise RungsError(f"{path} does not exist: run the rule that makes it.") from None
+        asked = "run the rule that makes it" if fix == "delete it and run again" else fix
+        raise RungsError(f"{path} does not exist: {asked}.") from None
     except (OSError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise RungsError(f"{path} is not readable JSON ({error}): {fix}.") from None
     if not isinstance(value, dict):

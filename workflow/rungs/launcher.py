@@ -62,7 +62,7 @@ def allow_shared_memory(
     attribute = driver.CUfunction_attribute
     for name, value in (
         (attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem),
-        (attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
+        (attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, plans.CARVEOUT_PERCENT),
     ):
         check(driver.cuFuncSetAttribute(function, name, value), f"Setting {name.name} of {variant.name}")
     if instrumented:

@@ -23,9 +23,9 @@ from typing import Any
 from rungs import __version__, clock, protocol, schemas, warm, workloads
 from rungs.binary import load_binary, made_as
 from rungs.errors import Refused
-from rungs.files import ROOT, read_json, sha256_file, write_json
+from rungs.files import ROOT, read_json, sha256_file, sha256_json, write_json
 from rungs.plan import check_point
-from rungs.results import stands
+from rungs.results import keep
 from rungs.sampler import UNREADABLE, Sampler
 from rungs.variants import GEMM, Device, Experiment, Variant, load_device, load_experiment
 
@@ -438,8 +438,9 @@ def supervise(
         "gpu": gpu.as_json(),
         "clock": dict(clock_record),
         "protocol": settings.as_json(),
+        "limits": sha256_json(vars(load_device(arch)))[:16],
     }
-    if stands(output, head):
+    if keep(output, head):
         print(f"{rung.name}: kept, since machine code, launches and protocol are those that were measured.", flush=True)
         return
     if rung.name in excluded:

@@ -29,7 +29,7 @@ def start(pattern: str) -> str:
 def regex(pattern: str) -> str:
     """A regular expression of names, with a group for each factor; what may be left out has no group then."""
     text = re.escape(pattern).replace(r"\[", "(?:").replace(r"\]", ")?")
-    return re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", text)
+    return re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d{1,9})", text)
 
 
 def regex_of_levels(pattern: str, spelled: Mapping[str, Sequence[int]]) -> str:
@@ -38,7 +38,7 @@ def regex_of_levels(pattern: str, spelled: Mapping[str, Sequence[int]]) -> str:
     def numbers(match: re.Match[str]) -> str:
         return f"(?:{'|'.join(map(str, spelled[match[1]])) or '(?!)'})"
 
-    return re.sub(r"\(\?P<(\w+)>\\d\+\)", numbers, regex(pattern))
+    return re.sub(r"\(\?P<(\w+)>\\d\{1,9\}\)", numbers, regex(pattern))
 
 
 def tells_apart(pattern: str) -> bool:
@@ -63,6 +63,11 @@ def check(where: str, pattern: str, factors: Mapping) -> None:
         if len(named := re.findall(r"\{(\w+)\}", part)) != 1:
             raise RungsError(
                 f"{where}: {part} in variant_name holds {len(named)} factors: put exactly one into a pair of brackets."
+            )
+        if re.match(r"\[\d*\{", part):
+            raise RungsError(
+                f"{where}: {part} in variant_name begins with a number, so that a name would not say where the level before it ends:"
+                " begin with a letter or _."
             )
     optional = [part["factor"] for part in OPTIONAL.finditer(pattern)]
     for factor, raw in factors.items():

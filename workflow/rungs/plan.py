@@ -16,6 +16,8 @@ TMA = 2
 SWIZZLE_SPAN_BYTES = {"none": 256 * 16, "32B": 32, "64B": 64, "128B": 128}
 """Widest inner box a tensor map may have per swizzle mode (CUDA driver API, cuTensorMapEncodeTiled)."""
 L2_PROMOTIONS = ("NONE", "64B", "128B", "256B")
+CARVEOUT_PERCENT = 100
+"""Of an SM's L1 that a launch asks for as shared memory, so that the pinned CTAs fit."""
 LARGEST_EXTENT = 1 << 20  # the kernel keeps row strides and the step along K in 32 bits
 
 
@@ -163,18 +165,19 @@ def launch_hash(
 ) -> str:
     """Return a hash of the launches at these points, 16 hexadecimal digits: what the plan says, at buffers of fixed addresses.
 
-    A point that the variant does not support counts as refused, whatever the sentence says.
+    Of a workload that is no GEMM, buffers, made inputs and the units of work take part too. A point that the variant does not support
+    counts as refused, whatever the sentence says.
     """
-    launches: list[dict[str, object] | str] = []
+    launches: list[object] = [CARVEOUT_PERCENT]
     for point in points:
         try:
             names: tuple[str, ...] = ("a", "b", "c")
             if experiment.workload != GEMM:
                 from rungs import workloads
 
-                workload = workloads.of(experiment)
-                workload.check(experiment, variant, device, point)
-                names = tuple(workload.operands(experiment, variant, device, point, sms))
+                workloads.of(experiment).check(experiment, variant, device, point)
+                names, decisive = workloads.decisive(experiment, variant, device, point, sms)
+                launches.append(decisive)
             addresses = {name: number << 40 for number, name in enumerate(names, start=1)}
             launches.append(asdict(launch_of(experiment, variant, device, point, addresses, sms)))
         except Refused:

@@ -29,7 +29,7 @@ from rungs.binary import load_binary
 from rungs.errors import Refused, RungsError
 from rungs.files import ROOT
 from rungs.plan import check_point
-from rungs.results import stands
+from rungs.results import keep
 from rungs.variants import CONFIG, GEMM, Device, Experiment, Variant
 
 METRICS = CONFIG / "ncu_metrics.csv"
@@ -403,7 +403,7 @@ def profile(
             "metrics": [metric.metric for metric in metrics if metric.on_chip],
         },
     }
-    if stands(output, head):
+    if keep(output, head):
         print(f"{variant.name}: kept, since machine code and launches are those that were counted.", flush=True)
         return
     start = [*(child or (sys.executable, "-m", "rungs", "launch")), "--experiment", experiment.name, "--arch", arch]

@@ -13,7 +13,7 @@ from typing import Any
 
 from rungs import aggregate, boards, build, effects, schemas
 from rungs.errors import RungsError
-from rungs.files import sha256_bytes
+from rungs.files import read_json, sha256_bytes, sha256_file, write_json
 from rungs.results import COLD, INSPECT, KINDS, RECORDED, STAGED, Job, ResultsSet, measured, write_recorded
 from rungs.staleness import stale
 from rungs.variants import Experiment, load_experiment
@@ -56,11 +56,17 @@ def record(results: Path, experiment_name: str, gaps: bool = False) -> None:
     new: dict[str, Jobs] = {kind: {job.name: (job.csv, job.manifest) for job in found} for kind, found in jobs.items()}
     if "sweep" in jobs:
         new[INSPECT] = _inspected(live, arch, [job.name for job in jobs["sweep"]])
-    with _alone():
-        if "sweep" not in jobs:
-            _check_recorded(target, experiment, jobs)
-        merged, gone = _merged(target, experiment, new)
-        _write(target, experiment, arch, merged)
+    try:
+        with _alone():
+            if "sweep" not in jobs:
+                _check_recorded(target, experiment, jobs)
+            merged, gone = _merged(target, experiment, new)
+            _check_arms(merged, new.get("sweep", {}))
+            _write(target, experiment, arch, merged)
+    except OSError as error:
+        raise RungsError(
+            f"{target.path} cannot be written ({error.strerror}): make its folder writable or free some space, and record again."
+        ) from None
     if gone:
         print(f"{target.path} holds nothing more of {', '.join(gone)}, which {experiment.name} no longer has.")
     for sentence in boards.split_ladders(target.path, experiment, experiment.ladders) if "sweep" in jobs else []:
@@ -154,6 +160,18 @@ def _merged(target: ResultsSet, experiment: Experiment, new: Mapping[str, Jobs])
     return merged, sorted(gone)
 
 
+def _check_arms(merged: Mapping[str, Jobs], new: Jobs) -> None:
+    """Raises RungsError where a new sweep was timed beside a predecessor of other machine code than the set would hold of it."""
+    for name, (_, manifest) in new.items():
+        for binary in manifest["arms"].values():
+            _, made = merged[INSPECT].get(binary["variant"], (None, binary))
+            if made["code_hash"] != binary["code_hash"]:
+                raise RungsError(
+                    f"{name} was timed beside {binary['variant']}, which is recorded with other machine code: measure and record that"
+                    " one too."
+                )
+
+
 def _has(experiment: Experiment, variant: str) -> bool:
     try:
         return experiment.variant(variant).name == variant
@@ -161,8 +179,8 @@ def _has(experiment: Experiment, variant: str) -> bool:
         return False
 
 
-READY = "ready"
-"""File in a staged set that was verified whole: from then on its tables are moved, also by the next `record` if this one is killed."""
+READY = "ready.json"
+"""File in a staged set that was verified whole: path -> hash of the recorded file that it replaces, empty for none."""
 
 
 @contextlib.contextmanager
@@ -173,8 +191,7 @@ def _alone() -> Iterator[None]:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         for stage in RECORDED.glob(f".*{STAGED}*"):
-            if (stage / READY).is_file():
-                _move(stage, RECORDED / stage.name[1:].partition(STAGED)[0])
+            _finish(stage, RECORDED / stage.name[1:].partition(STAGED)[0])
             shutil.rmtree(stage, ignore_errors=True)
         yield
     finally:
@@ -192,22 +209,39 @@ def _write(target: ResultsSet, experiment: Experiment, arch: str, merged: Mappin
             aggregate.aggregate(stage, experiment, arch, variants)
             if experiment.factorial and {variant.name for variant in experiment.off_ladder()} & set(variants):
                 effects.effects(stage, experiment, arch)
-        (stage / READY).touch()
-        _move(stage, target.path)
-        for kind in {INSPECT, *KINDS} - merged.keys():  # what there was is of variants that are no more
-            for path in (target.table(kind, experiment.name), target.manifests(kind, experiment.name)):
-                path.unlink(missing_ok=True)
-    except OSError as error:
-        raise RungsError(
-            f"{target.path} cannot be written ({error.strerror}): free some space and record again."
-        ) from None
-    finally:
+        write_json(stage / READY, {place: _hash(target.path / place) for place in _places(stage)})
+    except BaseException:
         shutil.rmtree(stage, ignore_errors=True)
+        raise
+    _move(stage, target.path)  # where this is ended, the next `record` goes on
+    for kind in {INSPECT, *KINDS} - merged.keys():  # what there was is of variants that are no more
+        for path in (target.table(kind, experiment.name), target.manifests(kind, experiment.name)):
+            path.unlink(missing_ok=True)
+    shutil.rmtree(stage, ignore_errors=True)
+
+
+def _places(stage: Path) -> list[str]:
+    """Return the tables and manifest files of a staged set, as paths in it."""
+    return sorted(path.relative_to(stage).as_posix() for path in (stage / "csv").rglob("*") if path.is_file())
+
+
+def _hash(path: Path) -> str:
+    return sha256_file(path) if path.is_file() else ""
+
+
+def _finish(stage: Path, target: Path) -> None:
+    """Move what a killed `record` had verified, unless what it would replace is no longer what was there then."""
+    if not (stage / READY).is_file():
+        return
+    replaced = read_json(stage / READY)
+    if all(replaced.get(place) == _hash(target / place) for place in _places(stage)):
+        _move(stage, target)
+    else:
+        print(f"What a killed `record` left for {target} is dropped, since the set has changed since: record it again.")
 
 
 def _move(stage: Path, target: Path) -> None:
     """Move the tables and manifest files of a staged set to the recorded one."""
-    for path in sorted(path for path in (stage / "csv").rglob("*") if path.is_file()):
-        place = target / path.relative_to(stage)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(path, place)
+    for place in _places(stage):
+        (target / place).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(stage / place, target / place)

@@ -36,8 +36,6 @@ CONSTANT = ("run_id", "experiment", "variant", "arch")
 STAGED = ".staged-"
 """Part of the name of a folder beside the recorded sets in which `record` makes the next state of one."""
 RESTORE = "restore it from version control"
-MEASURED = {"sanitize": ("ok", "found", "not on this chip")}
-"""Kind -> statuses of rows that say something of the variant; what a sanitizer found does. `measured` has those of other kinds."""
 AGAIN = "RUNGS_AGAIN"
 """Environment variable with which a job measures again even where the result that is there stands."""
 
@@ -50,6 +48,7 @@ class Job:
     where: str
     csv: bytes
     manifest: Mapping[str, Any]
+    fix: str = "delete it and run again to measure it anew"
 
     @property
     def intact(self) -> bool:
@@ -87,14 +86,23 @@ class ResultsSet:
         return self.path / "csv" / kind / experiment / f"{job}.csv"
 
     def is_recorded(self, kind: str, experiment: str) -> bool:
-        """Whether the set keeps the jobs of this kind in one table."""
-        return self.manifests(kind, experiment).is_file()
+        """Whether the set keeps the jobs of this kind in one table. Raises RungsError for a set of an older rungs."""
+        folder = self.path / "csv" / kind
+        for apart in (folder / experiment, *(folder.glob("sm_*") if kind == INSPECT else ())):
+            if next(apart.glob("*.csv.gz"), None):
+                raise RungsError(
+                    f"{apart} is of an older rungs, which recorded a file for each job: take the set from a newer commit."
+                )
+        return self.manifests(kind, experiment).exists() or self.table(kind, experiment).exists()
 
     def experiments(self, kind: str) -> list[str]:
         """Return the experiments that the set has jobs of."""
         folder = self.path / "csv" / kind
-        live = {path.name for path in folder.glob("*") if path.is_dir() and next(path.glob("*.csv"), None)}
-        return sorted(live | {path.stem for path in folder.glob("*.json")})
+        live = {path.name for path in folder.glob("*") if path.is_dir() and next(path.glob("*.csv*"), None)}
+        recorded = {path.name.split(".")[0] for path in [*folder.glob("*.json"), *folder.glob(f"*{TABLE}")]}
+        return sorted(
+            (live | recorded) - ({name for name in live if name.startswith("sm_")} if kind == INSPECT else set())
+        )
 
     def jobs(self, kind: str, experiment: str) -> list[str]:
         """Return the names of the jobs of this kind, sorted."""
@@ -139,7 +147,7 @@ class ResultsSet:
         where = self.where(kind, experiment, job)
         if self.is_recorded(kind, experiment):
             manifest = self.manifest(kind, experiment, job)
-            return Job(job, where, _job_csv(self, kind, experiment, job, manifest), manifest)
+            return Job(job, where, _job_csv(self, kind, experiment, job, manifest), manifest, RESTORE)
         path = self.csv(kind, experiment, job)
         if not path.with_suffix(".json").is_file():
             raise RungsError(
@@ -195,19 +203,19 @@ def recorded_sets() -> list[Path]:
     return sorted(path for path in RECORDED.glob("[!.]*") if (path / "csv").is_dir())
 
 
-# ---- a result that stands --------------------------------------------------------------------------------------------
+# ---- a live result that is kept --------------------------------------------------------------------------------------------
 
 
 def measured(kind: str) -> tuple[str, ...]:
-    """Return the statuses of rows that are no failure."""
-    return MEASURED.get(kind, ("ok", "flagged", "not on this chip"))
+    """Return the statuses of rows that are no failure. What a sanitizer found is a result."""
+    return "ok", "found" if kind == "sanitize" else "flagged", "not on this chip"
 
 
-def stands(csv: Path, manifest: Mapping[str, Any]) -> bool:
-    """Return whether the result at `csv` is of the job that this manifest begins to describe, and no row of it failed.
+def keep(csv: Path, manifest: Mapping[str, Any]) -> bool:
+    """Keep the result at `csv` where it is of the job that this manifest begins to describe, and no row of it failed.
 
-    Then only the text of a kernel has changed since: the machine code, the launches and all else that decides are the same. The
-    file's date is made today's, since Snakemake asked for it.
+    Returns whether it is kept: then only the text of a kernel has changed since, and the machine code, the launches and all else that
+    decides are the same. A kept file gets today's date, since Snakemake asked for it.
     """
     beside = csv.with_suffix(".json")
     if os.environ.get(AGAIN) or not (csv.is_file() and beside.is_file()):
@@ -225,29 +233,27 @@ def stands(csv: Path, manifest: Mapping[str, Any]) -> bool:
     return True
 
 
-def _decisive(manifest: Mapping[str, Any]) -> list[Any]:
+DECISIVE = (
+    *("kind", "arch", "fill", "l2", "control", "not_timed", "protocol", "limits"),
+    *("ncu", "sanitizer", "problem", "modules", "checks"),
+)
+"""Keys of a manifest that decide a result, beside its binaries, its GPU and the clock that was asked for."""
+
+
+def _decisive(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return what decides a job's result: machine code and launches in place of builds, and nothing that it only found out."""
-    binaries = manifest.get("arms") or {"": manifest["binary"]}
-    code = {
-        arm: [binary.get(key) for key in ("variant", "code_hash", "launch_hash")] for arm, binary in binaries.items()
-    }
+    binaries = manifest["arms"] if "arms" in manifest else {"": manifest["binary"]}
     stamp, gpu, clock = (manifest.get(key, {}) for key in ("stamp", "gpu", "clock"))
-    asked = [clock.get(key) for key in ("mode", "asked", "requested_mhz")]
-    keys = (
-        "kind",
-        "arch",
-        "fill",
-        "l2",
-        "control",
-        "not_timed",
-        "protocol",
-        "ncu",
-        "sanitizer",
-        "problem",
-        "modules",
-        "checks",
-    )
-    return [code, stamp.get("code_hash"), gpu.get("uuid"), asked, *(manifest.get(key) for key in keys)]
+    return {key: manifest.get(key) for key in DECISIVE} | {
+        "code": {arm: [binary.get(key) for key in CODE] for arm, binary in binaries.items()},
+        "stamp": stamp.get("code_hash"),
+        "gpu": gpu.get("uuid"),
+        "clock": [clock.get(key) for key in ("mode", "asked", "requested_mhz")],
+    }
+
+
+CODE = ("variant", "code_hash", "ptx_hash", "launch_hash")
+"""Keys of a binary in a manifest that say what was executed and how it was launched."""
 
 
 # ---- recorded tables -------------------------------------------------------------------------------------------------
@@ -346,7 +352,15 @@ def _stamp(path: Path) -> tuple[int, int]:
 def _read_manifests(path: Path, _at: tuple[int, int]) -> tuple[list[str], Mapping[str, dict[str, Any]]]:
     value = read_json(path, RESTORE)
     constant, common, jobs = (value.get(key) for key in ("constant", "common", "jobs"))
-    if not (isinstance(constant, list) and isinstance(common, dict) and isinstance(jobs, dict) and jobs):
+    if isinstance(constant, list) and not all(isinstance(column, str) for column in constant):
+        constant = None
+    if not (
+        isinstance(constant, list)
+        and set(constant) <= set(CONSTANT)
+        and isinstance(common, dict)
+        and isinstance(jobs, dict)
+        and jobs
+    ):
         raise RungsError(f"{path} is no manifest file of a recorded set: {RESTORE}.")
     if not all(isinstance(own, dict) for own in jobs.values()):
         raise RungsError(f"{path} has a job that is no manifest: {RESTORE}.")

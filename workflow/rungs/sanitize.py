@@ -26,7 +26,7 @@ from rungs.binary import load_binary
 from rungs.emulator.device import small_problem
 from rungs.errors import Refused, RungsError
 from rungs.profile import CRASHED, NOT_RUN, PERMISSION, TIME_LIMIT
-from rungs.results import stands
+from rungs.results import keep
 from rungs.variants import Experiment, Variant
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -268,7 +268,7 @@ def sanitize(
         "sanitizer": described(sanitizer, time_limit_s),
         "problem": {"shape": list(shape), "sms": sms, "launches": 1},
     }
-    if stands(output, head):
+    if keep(output, head):
         print(f"{variant.name}: kept, since machine code and launch are those that were looked at.", flush=True)
         return
     argv = [*(child or (sys.executable, "-m", "rungs", "launch")), "--experiment", experiment.name, "--arch", arch]

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import math
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
@@ -25,7 +26,7 @@ from rungs.errors import RungsError
 from rungs.files import ROOT, read_json, sha256_json, write_json
 from rungs.plan import launch_hash
 from rungs.protocol import protocol_hash
-from rungs.results import RECORDED, ResultsSet, each_job, recorded_sets
+from rungs.results import RECORDED, Job, ResultsSet, each_job, recorded_sets
 from rungs.tokens import tokens_hash
 from rungs.variants import load_device, load_experiment
 
@@ -79,7 +80,7 @@ def _binaries(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [binary for binary in (*own, manifest.get("stamp", {})) if "build_id" in binary]
 
 
-def _why_stale(manifest: Mapping[str, Any], codes: Mapping[tuple[str, str], Code]) -> str:
+def _why_stale(manifest: Mapping[str, Any], codes: Mapping[tuple[str, str, str], Code]) -> str:
     protocol = manifest.get("protocol", {}).get("hash")
     if protocol and protocol != protocol_hash():
         return "the measuring protocol has changed since"
@@ -88,12 +89,16 @@ def _why_stale(manifest: Mapping[str, Any], codes: Mapping[tuple[str, str], Code
         words = {manifest["variant"]: "it", build.STAMP: "the clock stamp"}.get(name, f"its predecessor {name}")
         if "code_hash" not in binary:
             return "an older rungs measured it, which kept no hash of the machine code"
-        code = codes.get((arch, name), binary["code_hash"])
+        code = codes.get((manifest["experiment"], arch, name), binary["code_hash"])
         if isinstance(code, RungsError):
             return f"{words} {code}"
         if code != binary["code_hash"]:
             return f"{words} compiles to other machine code now"
-        hashed, (points, sms) = binary.get("launch_hash"), points_of(manifest)
+        try:
+            points, sms = points_of(manifest)
+        except KeyError:
+            return "it was measured on axes that the experiment no longer has"
+        hashed = binary.get("launch_hash")
         if hashed and hashed != _launch_hash(manifest["experiment"], name, arch, points, sms):
             return f"{words} is launched in another way now"
     return ""
@@ -120,15 +125,16 @@ def _launch_hash(experiment: str, variant: str, arch: str, points: tuple[tuple[i
 
 def codes_now(
     results: ResultsSet, wanted: Iterable[tuple[str, str, str]], compare: bool = True
-) -> dict[tuple[str, str], Code]:
-    """Return (architecture, variant) -> code hash of what this checkout compiles, by the compiler of the recording.
+) -> dict[tuple[str, str, str], Code]:
+    """Return (experiment, architecture, variant) -> code hash of what this checkout compiles, by the compiler of the recording.
 
-    `wanted` are (experiment, architecture, variant). Nothing is compiled where the sources are those of the recording, or were compared
+    `wanted` are these three. Nothing is compiled where the sources are those of the recording, or were compared
     before, or differ in comments and layout alone. Else a variant is compiled, or without `compare` left out. One that does not
     compile any more, or whose compiler is not here, has a RungsError, which goes on behind `it` or another subject.
     """
-    codes: dict[tuple[str, str], Code] = {}
+    codes: dict[tuple[str, str, str], Code] = {}
     unknown: dict[str, tuple[str, str, Mapping[str, str]]] = {}
+    texts: dict[tuple[str, str, str], str] = {}
     known, found = _remembered(), dict[str, Code]()
     for experiment, arch, name in dict.fromkeys(wanted):
         made = results.build_manifest(experiment, arch, name) or {}
@@ -136,19 +142,19 @@ def codes_now(
         try:
             build_id, text = _identity(name, arch, compiler)
         except RungsError as error:
-            codes[arch, name] = RungsError(f"cannot be built any more ({str(error).removesuffix('.')})")
+            codes[experiment, arch, name] = RungsError(f"cannot be built any more ({str(error).removesuffix('.')})")
             continue
         if build_id == made.get("build_id") and "code_hash" in made:
-            codes[arch, name] = found[text] = made["code_hash"]
+            codes[experiment, arch, name] = found[text] = made["code_hash"]
         elif text in known:
-            codes[arch, name] = known[text]
+            codes[experiment, arch, name] = known[text]
         else:
-            unknown[text] = name, arch, dict(compiler)
+            unknown[text], texts[experiment, arch, name] = (name, arch, dict(compiler)), text
     if compare:
         found |= _compiled(unknown)
     elif unknown:
         print(f"rungs: {_many(unknown)}: `python -m rungs status` compares the machine code.", file=sys.stderr)
-    codes |= {(arch, name): found[text] for text, (name, arch, _) in unknown.items() if text in found}
+    codes |= {binary: found[text] for binary, text in texts.items() if text in found}
     _remember({text: code for text, code in found.items() if isinstance(code, str)})
     return codes
 
@@ -195,7 +201,7 @@ def _compile(folder: Path, name: str, arch: str, compiler: Mapping[str, str]) ->
 
 def _remembered() -> dict[str, str]:
     known = read_json(CODES) if CODES.is_file() else {}
-    if not all(isinstance(code, str) for code in known.values()):
+    if not all(isinstance(code, str) and re.fullmatch("[0-9a-f]{64}", code) for code in known.values()):
         raise RungsError(f"{CODES} maps a source to something that is no hash: delete it, and it is made again.")
     return known
 
@@ -205,7 +211,10 @@ def _remember(found: Mapping[str, str]) -> None:
     known = _remembered()
     if found.keys() - known.keys() and os.access(RECORDED, os.W_OK):
         newest = list({**known, **found}.items())[-MOST_CODES:]
-        write_json(CODES, dict(newest))
+        try:
+            write_json(CODES, dict(newest))
+        except RungsError as error:
+            print(f"rungs: {error}", file=sys.stderr)
 
 
 # ---- claims, mutants, status -----------------------------------------------------------------------------------------
@@ -234,12 +243,8 @@ def mutated(results: Path) -> bool:
 def stale_mutations(results: Path) -> list[str]:
     """Return the kernels whose mutants the set holds and whose machine code is another now."""
     manifest = schemas.read_manifest((results / MUTATIONS).with_suffix(".json"))
-    codes = codes_now(ResultsSet(results), _mutated(results))
-    return [
-        name
-        for name, binary in manifest["binaries"].items()
-        if codes.get((manifest["arch"], name)) != binary["code_hash"]
-    ]
+    codes = {name: code for (_, _, name), code in codes_now(ResultsSet(results), _mutated(results)).items()}
+    return [name for name, binary in manifest["binaries"].items() if codes.get(name) != binary["code_hash"]]
 
 
 def _mutated(results: Path) -> list[tuple[str, str, str]]:
@@ -253,13 +258,19 @@ def _mutated(results: Path) -> list[tuple[str, str, str]]:
     return found
 
 
+def _verified(job: Job) -> Mapping[str, Any]:
+    if not job.intact:
+        print(f"  damaged: {job.where} is not the CSV of its manifest: {job.fix}.")
+    return job.manifest
+
+
 def print_status() -> None:
     """Compare what has another source, then print a line per recorded set and experiment, and one per stale recording."""
     if not recorded_sets():
         print(f"Nothing is recorded under {RECORDED}.")
     for results in recorded_sets():
         found = ResultsSet(results)
-        jobs = [found.manifest(*each) for each in each_job(found)]
+        jobs = [_verified(found.job(*each)) for each in each_job(found)]
         codes_now(found, [*_binaries_of(jobs), *_mutated(results)])
     for results, name in settings.recordings():
         experiment, old = load_experiment(name), stale(results, [name], compare=True)

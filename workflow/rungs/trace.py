@@ -440,7 +440,7 @@ def _emulated_links(results: Path, experiment: Experiment, variant: str) -> Iter
 
 
 def _own_csv(job: Job) -> Link:
-    return Link(f"  SHA-256 {str(job.manifest['csv_sha256'])[:16]}… is that of the CSV", job.intact)
+    return Link(f"  SHA-256 {str(job.manifest['csv_sha256'])[:16]}... is that of the CSV", job.intact)
 
 
 def _binary_links(
@@ -454,7 +454,7 @@ def _binary_links(
         return
     code = str(binary.get("code_hash", "unknown"))
     yield Link(
-        f"  arm {arm}: binary {binary['cubin_sha256'][:16]}…, build {binary['build_id']}, machine code {code[:16]}…, as the set's"
+        f"  arm {arm}: binary {binary['cubin_sha256'][:16]}..., build {binary['build_id']}, machine code {code[:16]}..., as the set's"
         f" build of {name} has it",
         code == made["code_hash"],
     )
@@ -467,11 +467,11 @@ def _binary_links(
     if cubin.exists():
         yield Link(f"    {cubin} is that binary", sha256_file(cubin) == made["cubin_sha256"])
     yield Link(
-        f"    source {made['source_hash'][:16]}… is the hash of its {len(made['sources'])} files",
+        f"    source {made['source_hash'][:16]}... is the hash of its {len(made['sources'])} files",
         sha256_json(made["sources"]) == made["source_hash"],
     )
     changed = [source for source, digest in made["sources"].items() if not _is(ROOT / source, digest)]
-    now = codes_now(found, [(experiment.name, arch, name)])[arch, name]
+    now = codes_now(found, [(experiment.name, arch, name)])[experiment.name, arch, name]
     if isinstance(now, RungsError):
         yield Link(f"    {name} {now}", False)
     elif changed:

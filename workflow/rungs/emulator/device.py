@@ -14,8 +14,9 @@ from rungs.emulator.parser import EmulationError
 from rungs.emulator.problem import Outcome
 from rungs.errors import Refused, RungsError
 from rungs.files import sha256_file, sha256_json, syntax_hash
+from rungs.machine_code import ptx_hash
 from rungs.plan import check_point, launch_hash
-from rungs.results import stands
+from rungs.results import keep
 from rungs.variants import GEMM, Experiment, Variant, ctas_along_k, load_device
 
 Shape = tuple[int, ...]
@@ -64,7 +65,7 @@ def emulate(
     binary = {"variant": variant.name}
     if built["status"] == "ok":
         launches = launch_hash(experiment, variant, load_device(arch), shapes)
-        binary = {**made_as(built), "ptx_sha256": built["ptx_sha256"], "launch_hash": launches}
+        binary = {**made_as(built), "ptx_hash": ptx_hash(manifest_path.with_suffix(".ptx")), "launch_hash": launches}
     job = {
         "source": "emulator",
         "experiment": experiment.name,
@@ -85,7 +86,7 @@ def emulate(
         "compiler": built.get("compiler", {}),
         "software": measure.software({}),
     }
-    if stands(output, manifest):
+    if keep(output, manifest):
         print(f"{variant.name}: kept, since machine code and emulator are those that counted.")
         return
     failure: tuple[str, str] | None = None

@@ -17,6 +17,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from rungs.errors import Refused, RungsError, shown
+from rungs.files import sha256_bytes
 from rungs.inputs import Operand, host_input
 from rungs.plan import InGlobal, Plan, TensorMap
 from rungs.variants import Device, Experiment, Variant
@@ -101,6 +102,27 @@ class Workload(Protocol):
 def footprint(operands: Mapping[str, Operand]) -> int:
     """Bytes of all buffers of a launch."""
     return sum(math.prod(operand.shape) * np.dtype(operand.dtype).itemsize for operand in operands.values())
+
+
+SMALL = 1 << 20
+"""Bytes up to which a made input is looked at in `decisive`; larger ones are made in the same way."""
+
+
+def decisive(
+    experiment: Experiment, variant: Variant, device: Device, point: Point, sms: int | None
+) -> tuple[tuple[str, ...], list[Any]]:
+    """Return the names of a launch's buffers, and all that decides what it works on and what its figure is divided by, as JSON has it."""
+    module = of(experiment)
+    operands = module.operands(experiment, variant, device, point, sms)
+    work = module.work(experiment, variant, device, point, sms)
+    described: list[Any] = [module.MEASURES, module.CONTROL, [*vars(work).values()]]
+    for name, operand in operands.items():
+        made = operand.make and footprint({name: operand}) <= SMALL
+        values = host_values(operand, "integer", np.random.default_rng(1)).tobytes() if made else b""
+        described.append(
+            [name, list(operand.shape), operand.dtype, operand.role, bool(operand.make), sha256_bytes(values)]
+        )
+    return tuple(operands), described
 
 
 def copied_bytes(operands: Mapping[str, Operand]) -> int:
