@@ -49,7 +49,7 @@ def csv_of(results: Path, rung: str) -> Path:
 @pytest.fixture(autouse=True)
 def current(monkeypatch):
     for reader in (staleness, record):
-        monkeypatch.setattr(reader, "stale", lambda *arguments: {})
+        monkeypatch.setattr(reader, "stale", lambda *_, **__: {})
     yield
     plt.close("all")
 

@@ -28,7 +28,7 @@ def name_of(rung: str) -> str:
 @pytest.fixture(autouse=True)
 def current(monkeypatch):
     """The synthetic binaries are of no source that this checkout has."""
-    monkeypatch.setattr(staleness, "stale", lambda *arguments: {})
+    monkeypatch.setattr(staleness, "stale", lambda *_, **__: {})
     yield
     plt.close("all")
 
@@ -152,7 +152,9 @@ def test_two_gpus_are_compared_by_ratios_and_it_is_said(sets):
 
 
 def test_each_set_keeps_its_provenance_and_its_staleness(sets, monkeypatch):
-    monkeypatch.setattr(staleness, "stale", lambda results, *_: {name_of("B3"): "old"} if results.name == "b" else {})
+    monkeypatch.setattr(
+        staleness, "stale", lambda results, *_, **__: {name_of("B3"): "old"} if results.name == "b" else {}
+    )
     comparison = compare.compare([sets["a"], sets["b"]], "gemm", "B")
     first, second = compare.legend_of(comparison)
     assert first.startswith(f"A: {sets['a']}: NVIDIA H200, driver 580.65.06; ") and "stale" not in first

@@ -76,4 +76,4 @@ def _sections(cubin: Path) -> list[tuple[str, int, int, int, bytes]]:
 def _kind(name: str) -> str:
     """Return a section's name without the kernel or function that it belongs to: `.nv.info` of `.nv.info.gemm`."""
     match = re.match(r"(\.rela?)?(\.nv\.[a-z]+\d*|\.[a-z]+)", name)
-    return match[0] if match else ""
+    return match[0] if match else name

@@ -64,11 +64,6 @@ def check(where: str, pattern: str, factors: Mapping) -> None:
             raise RungsError(
                 f"{where}: {part} in variant_name holds {len(named)} factors: put exactly one into a pair of brackets."
             )
-        if re.match(r"\[\d*\{", part):
-            raise RungsError(
-                f"{where}: {part} in variant_name begins with a number, so that a name would not say where the level before it ends:"
-                " begin with a letter or _."
-            )
     optional = [part["factor"] for part in OPTIONAL.finditer(pattern)]
     for factor, raw in factors.items():
         default = raw.get("default")
@@ -86,5 +81,10 @@ def check(where: str, pattern: str, factors: Mapping) -> None:
                 f"{where}: variant_name has {factor} in square brackets, and {factor} has no default that a name could leave out:"
                 " give it one, or take the brackets away."
             )
+    for part in re.findall(r"\[\d*\{[^]]*\]", pattern):
+        raise RungsError(
+            f"{where}: {part} in variant_name begins with a number, so that a name would not say where the level before it ends:"
+            " begin with a letter or _."
+        )
     if not re.sub(r"\[[^]]*\]", "", pattern):
         raise RungsError(f"{where}: variant_name {pattern} may leave out everything: put a word outside the brackets.")
