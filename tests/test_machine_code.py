@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
 import struct
 import subprocess
@@ -128,3 +130,27 @@ def test_what_is_no_cubin_is_one_sentence(tmp_path, data):
     (tmp_path / "k.cubin").write_bytes(data)
     with pytest.raises(RungsError, match=r"k\.cubin is no cubin: delete its folder and build the variant again\.$"):
         code_hash(tmp_path / "k.cubin")
+
+
+def test_a_garbled_cubin_is_one_sentence_or_another_hash(tmp_path):
+    data = bytearray(built("abl_L1_R1_bl1_s2_sw1", ARCH).with_suffix(".cubin").read_bytes())
+    draw = random.Random(1)
+    for _ in range(300):
+        garbled = bytearray(data[: draw.randrange(len(data))] if draw.random() < 0.3 else data)
+        for _ in range(draw.randrange(1, 6)):
+            garbled[
+                draw.randrange(min(len(garbled), 64))
+                if draw.random() < 0.3
+                else -1 - draw.randrange(2000) % len(garbled)
+            ] ^= 1 << draw.randrange(8)
+        (tmp_path / "k.cubin").write_bytes(garbled)
+        with contextlib.suppress(RungsError):
+            assert len(code_hash(tmp_path / "k.cubin")) == 64
+
+
+def test_which_of_two_kernels_has_which_code_counts(tmp_path):
+    two = KERNEL + KERNEL.split(MIRRORED)[1].replace(" k(", " second(").replace("+ ADDED", "").replace(
+        "mirrored(tile, at)", "2 * mirrored(tile, at)"
+    )
+    swapped = two.replace(" k(", " other(").replace(" second(", " k(").replace(" other(", " second(")
+    assert hash_of(tmp_path, two) != hash_of(tmp_path, swapped)

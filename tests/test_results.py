@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from binaries import manifest_of
-from rungs import record, results
+from rungs import record, results, workloads
 from rungs.errors import RungsError
 from rungs.files import ROOT, sha256_bytes
+from rungs.plan import launch_hash
 from rungs.results import ResultsSet, merged, recorded_sets, split_common, write_recorded
-from rungs.variants import load_experiment
+from rungs.variants import load_device, load_experiment
 from synthetic import World, write_set
 
 GEMM = load_experiment("gemm")
@@ -199,6 +201,54 @@ def whole_by_rename(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     yield path.with_name(f"{path.name}.new")
     path.with_name(f"{path.name}.new").rename(path)
+
+
+def test_what_a_killed_record_left_is_dropped_where_the_set_has_changed_since(packed, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(record, "RECORDED", tmp_path)
+    left = tmp_path / f".set{results.STAGED}abc"
+    shutil.copytree(packed.path / "csv", left / "csv")
+    (left / record.READY).write_text(json.dumps(dict.fromkeys(record._places(left), "another hash")))
+    (left / "csv" / "sweep" / "gemm.json").write_text("old")
+    before = packed.manifests("sweep", "gemm").read_text()
+    with record._alone():
+        assert packed.manifests("sweep", "gemm").read_text() == before and not left.exists()
+    assert "is dropped, since the set has changed since: record it again" in capsys.readouterr().out
+
+
+def test_a_sweep_beside_a_predecessor_of_other_code_is_refused(packed):
+    name = GEMM.variant("B3").name
+    jobs = {n: (None, packed.manifest("sweep", "gemm", n)) for n in packed.jobs("sweep", "gemm")}
+    built = {n: (None, {"code_hash": manifest["arms"][n]["code_hash"]}) for n, (_, manifest) in jobs.items()}
+    record._check_arms({"inspect": built}, jobs)
+    built[GEMM.variant("B2").name] = (None, {"code_hash": "other"})
+    with pytest.raises(RungsError, match=rf"{name} was timed beside \S+, which is recorded with other machine code"):
+        record._check_arms({"inspect": built}, {name: jobs[name]})
+
+
+def test_a_set_of_the_older_layout_and_a_table_alone_are_sentences(packed, tmp_path):
+    old = tmp_path / "old"
+    path = old / "csv" / "sweep" / "gemm" / "B3.csv.gz"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(gzip.compress(b"run_id\n"))
+    with pytest.raises(RungsError, match=r"sweep/gemm is of an older rungs, which recorded a file for each job"):
+        ResultsSet(old).jobs("sweep", "gemm")
+    assert ResultsSet(old).experiments("sweep") == ["gemm"]
+    packed.manifests("sweep", "gemm").unlink()
+    with pytest.raises(RungsError, match=r"gemm\.json does not exist: restore it from version control"):
+        packed.jobs("sweep", "gemm")
+
+
+def test_what_a_binary_works_on_is_part_of_its_launch(monkeypatch):
+    experiment = load_experiment("tma_latency")
+    variant, device = experiment.variant("TL0"), load_device("sm_90a")
+    points = experiment.shapes(variant)[:2]
+    before = launch_hash(experiment, variant, device, points)
+    module = workloads.of(experiment)
+    work = module.work
+    with monkeypatch.context() as changed:
+        changed.setattr(module, "work", lambda *of: replace(work(*of), units=2 * work(*of).units))
+        assert launch_hash(experiment, variant, device, points) != before
+    assert launch_hash(experiment, variant, device, points) == before
 
 
 def test_what_a_killed_record_had_only_begun_is_removed(packed, monkeypatch, tmp_path):
