@@ -211,9 +211,13 @@ def test_recorded_factorials_are_rendered_without_a_gpu_and_traced(measured):
     path.write_text("".join([*rows[:at], rows[at].replace(",256,4,", ",256,5,", 1), *rows[at + 1 :]]))
     broken = measured.rungs("trace", f"results/recorded/h200/{PAGE}:b_layout")
     assert broken.code == 1 and "made again from the rounds: other figures" in broken.text
-    measured.edit(f"results/recorded/h200/csv/sweep/gemm/{ALONE[0]}.csv.gz", ",control,", ",controk,")
+    measured.edit(
+        "results/recorded/h200/csv/sweep/gemm.csv.gz",
+        f"{ALONE[0]},512,512,256,1,control,",
+        f"{ALONE[0]},512,512,256,1,controk,",
+    )
     broken = measured.rungs("trace", f"results/recorded/h200/{PAGE}:{ALONE[0]}")
-    assert broken.code == 1 and f"{ALONE[0]}.csv.gz was edited or cut" in broken.text
+    assert broken.code == 1 and f"gemm.csv.gz, {ALONE[0]} was edited or cut" in broken.text
 
 
 def test_recording_refuses_a_factorial_with_a_failed_or_foreign_corner(measured):

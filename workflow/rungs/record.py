@@ -196,6 +196,8 @@ def _alone() -> Iterator[None]:
         yield
     finally:
         os.close(folder)
+        with contextlib.suppress(OSError):  # of a refusal nothing is left, not even an empty folder
+            RECORDED.rmdir()
 
 
 def _write(target: ResultsSet, experiment: Experiment, arch: str, merged: Mapping[str, Jobs]) -> None:
