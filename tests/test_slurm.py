@@ -181,7 +181,12 @@ def live(tmp_path, monkeypatch):
         folder = tmp_path / "csv" / kind / "gemm"
         folder.mkdir(parents=True, exist_ok=True)
         for name, uuid in uuids.items():
-            (folder / f"{name}.json").write_text(json.dumps({"gpu": {"uuid": uuid}}))
+            gpu = {"name": "a", "slug": "a", "uuid": uuid, "driver": "d"}
+            keys = dict.fromkeys(("run_id", "experiment", "variant", "arch", "dtype", "fill", "csv_sha256"), "x")
+            known = {"kind": "sweep", "arms": {}, "control": {"name": "c", "dtype": "d"}, "l2": "hot", "shapes": []}
+            known |= {"clock": {"mode": "observe"}, "protocol": {"hash": "p"}, "software": {}}
+            (folder / f"{name}.json").write_text(json.dumps(keys | known | {"gpu": gpu}))
+            (folder / f"{name}.csv").touch()
         return tmp_path
 
     return written

@@ -16,9 +16,10 @@ from rungs import tables
 from rungs.answers import tma_latency as answers
 from rungs.emulator.parser import EmulationError
 from rungs.errors import Refused, RungsError
-from rungs.files import ROOT, read_json, write_json
+from rungs.files import ROOT
 from rungs.inspect import disassemble, executed, parse_sass, rules_of
 from rungs.plan import InGlobal, TensorMap
+from rungs.results import ResultsSet, write_recorded
 from rungs.variants import Variant, load_device, load_experiment
 from rungs.workloads import tma_latency
 from workload_runs import emulate
@@ -239,11 +240,9 @@ def test_sixteen_loads_and_no_wait_stand_between_the_two_readings_of_the_clock(r
 def test_what_a_new_map_costs_the_host_stands_where_the_sweep_measured_it(tmp_path):
     recorded = ROOT / "results" / "recorded" / "h200"
     source = tables.read_source(recorded, "tma_latency")
-    folder = Path("csv") / "sweep" / "tma_latency"
-    (tmp_path / folder).mkdir(parents=True)
-    name = f"{source.experiment.variant('TF0').name}.json"
-    manifest = read_json(recorded / folder / name) | {"descriptor_us": {"encode": 1.25, "encode_and_send": 4.5}}
-    write_json(tmp_path / folder / name, manifest)
+    job = ResultsSet(recorded).job("sweep", "tma_latency", source.experiment.variant("TF0").name)
+    manifest = {**job.manifest, "descriptor_us": {"encode": 1.25, "encode_and_send": 4.5}}
+    write_recorded(tmp_path, "sweep", "tma_latency", {job.name: (job.csv, manifest)})
     text = answers.first_table(dataclasses.replace(source, results=tmp_path))
     assert "encoded anew for each launch takes 1.25 us, and 4.50 us where it is sent to global memory too." in text
     assert answers.host_costs(dataclasses.replace(source, results=tmp_path / "elsewhere")) == {}

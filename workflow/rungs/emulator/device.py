@@ -65,7 +65,12 @@ def emulate(
     binary = {"variant": variant.name}
     if built["status"] == "ok":
         launches = launch_hash(experiment, variant, load_device(arch), shapes)
-        binary = {**made_as(built), "ptx_hash": ptx_hash(manifest_path.with_suffix(".ptx")), "launch_hash": launches}
+        binary = {
+            **made_as(built),
+            "ptx_sha256": built["ptx_sha256"],
+            "ptx_hash": ptx_hash(manifest_path.with_suffix(".ptx")),
+            "launch_hash": launches,
+        }
     job = {
         "source": "emulator",
         "experiment": experiment.name,
