@@ -144,10 +144,13 @@ def test_profiles_alone_join_the_recorded_sweeps_of_the_same_binaries(finished, 
     # Another build of a variant, and counters made with cold caches, are of no recorded sweep.
     name = next(iter((alone / counted).glob("*.json")))
     manifest = json.loads(name.read_text())
-    for change in ({"binary": manifest["binary"] | {"code_hash": "0" * 64}}, {"l2": "cold"}):
+    for change, words in (
+        ({"binary": manifest["binary"] | {"code_hash": "0" * 64}}, "is stale (it compiles to other machine code now)"),
+        ({"l2": "cold"}, "is not of a binary that"),
+    ):
         name.write_text(json.dumps(manifest | change))
         refused = checkout.rungs("record", "results/apart", *of)
-        assert refused.code == 1 and no_traceback(refused) and "is not of a binary that" in refused.text
+        assert refused.code == 1 and no_traceback(refused) and words in refused.text
 
 
 def test_without_a_set_there_is_nothing_to_advise_from(tmp_path):
