@@ -146,7 +146,7 @@ def test_profiles_alone_join_the_recorded_sweeps_of_the_same_binaries(finished, 
     manifest = json.loads(name.read_text())
     for change, words in (
         ({"binary": manifest["binary"] | {"code_hash": "0" * 64}}, "is stale (it compiles to other machine code now)"),
-        ({"l2": "cold"}, "is not of a binary that"),
+        ({"l2": "cold"}, "mixes hot and cold caches"),
     ):
         name.write_text(json.dumps(manifest | change))
         refused = checkout.rungs("record", "results/apart", *of)
